@@ -2,11 +2,23 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
 
-from paceline.fields import boolean, by_name, convert, count, integer, many, number, real, text
+from paceline.fields import (
+    boolean,
+    by_name,
+    convert,
+    count,
+    integer,
+    many,
+    number,
+    real,
+    record,
+    text,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +38,30 @@ def test_json_of_the_type_is_the_value() -> None:
     assert many(count)([1, 2]) == (1, 2)
     assert by_name(real)({"a": 1}) == {"a": 1.0}
     assert math.isnan(number(None))
+
+
+@dataclass
+class Size:
+    """A record with a default."""
+
+    name: str
+    num: int = 1
+
+
+def test_a_record_is_read_from_its_fields() -> None:
+    assert record(Size, {"name": "a"}) == Size("a")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"name": "a", "nun": 2}, "unknown field 'nun'; known are name, num"),
+        ({"name": 1}, "name is 1"), ({"num": 2}, "name"), ([], "not an object"),
+    ],
+)  # fmt: skip
+def test_a_record_with_a_wrong_field_is_refused_by_its_name(fields: object, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        record(Size, fields)
 
 
 @pytest.mark.parametrize(

@@ -182,12 +182,12 @@ def _went_on(live: Run) -> Run:
 @pytest.mark.parametrize(
     ("settings", "last", "words"),
     [
-        ({"protocol": "async"}, {"workers": 2}, "it went on with workers 2, and had 3"),
-        ({}, {"protocol": "async"}, "it went on with protocol async, and had full-sync"),
+        ({"protocol": "async"}, {"workers": 2}, "it continued with workers 2 instead of 3"),
+        ({}, {"protocol": "async"}, "it continued with protocol async instead of full-sync"),
         (
             {"protocol": "local-sgd:2"},
             {},
-            "it went on under local-sgd:2, and the trace does not hold the state of each worker",
+            "it continued under local-sgd:2, and the trace does not hold the state of each worker",
         ),
     ],
 )
@@ -196,7 +196,7 @@ def test_a_resume_that_cannot_be_made_again_is_refused_by_name(
 ) -> None:
     live = resumed(tmp_path, [3], last, **settings)
     with pytest.raises(ConfigError, match=rf"beyond version 3, where it was resumed: {words}.*"
-                       r"; --until 3 shows it up to there$"):  # fmt: skip
+                       r"; --until 3 replays it up to there$"):  # fmt: skip
         replay(live.folder)
     found = replay(live.folder, until=3)
     assert (found.version, found.difference) == (3, "")
@@ -326,7 +326,31 @@ def test_the_first_decision_that_differs_is_named(tmp_path: Path) -> None:
     _edit(live, '"grant"', other_lease, 6)
     said = replay(live.folder).difference
     assert "work for member" in said
-    assert "(samples 1-13) was decided, now it is work for member" in said
+    assert "(samples 1-13); the replay decided work for member" in said
+
+
+def test_a_decision_without_tickets_is_named_too(tmp_path: Path) -> None:
+    live = run(tmp_path)
+    _edit(live, '"apply"', lambda fields: fields.update(tickets=[], weights=[]), 2)
+    assert "the run decided apply of []; the replay decided apply of [(" in (
+        replay(live.folder).difference
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch_size": 0}, "its batch size is 0"),
+        ({"learning_rates": ["fast"]}, "its learning rate is 'fast'"),
+    ],
+)
+def test_a_header_that_no_run_writes_is_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    live = run(tmp_path, engine="inline", updates=2)
+    _edit(live, '"kind": ?"run"', lambda fields: fields.update(changes), 0)
+    with pytest.raises(ConfigError, match=f"the trace contradicts itself: {words}"):
+        replay(live.folder)
 
 
 def test_a_model_that_was_changed_afterwards_is_seen(tmp_path: Path) -> None:

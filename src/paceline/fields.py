@@ -116,11 +116,17 @@ def by_name(take: Callable[[Any], T]) -> Callable[[Any], dict[str, T]]:
 def record(cls: type[T], value: Any) -> T:
     """Read a dataclass of texts, numbers and booleans from an object with its fields.
 
-    Fields with a default may be missing; unknown fields raise KeyError.
+    Fields with a default may be missing.
+
+    Raises:
+        TypeError: a value has another type, or a field is missing.
+        ValueError: a field is unknown; the message lists the known ones.
     """
     hints = get_type_hints(cls)
     fields = by_name(lambda item: item)(value)
     for name, item in fields.items():
+        if name not in hints:
+            raise ValueError(f"unknown field {name!r:.50}; known are {', '.join(hints)}")
         kinds = get_args(hints[name]) or (hints[name],)
         if type(item) is int and float in kinds:
             real(item)

@@ -1,14 +1,14 @@
-"""A run recomputed from its folder, bit for bit: its task, its trace, and its saved model.
+"""Recompute a run from its folder, bit for bit: its task, its trace, and its saved model.
 
     trace header -> task, protocol and its staleness rule, ledger, work
     records      -> simulation/replay.py: decisions and gradients recomputed, first difference
     at the end   -> the parameters compared with the run's model.safetensors
 
-Equal to the last bit on the machine of the run, with its number of threads; other processors and
-other versions of torch add floats in other orders. Nothing in the folder is executed: the task is
+The result is bitwise equal on the run's machine with the same number of threads; other processors
+and versions of torch add floats in other orders. Nothing in the folder is executed: the task is
 found by its name. A replay computes without options, in one process, with as many threads as a
-worker had; a run that computed differently, or that the trace does not describe, is refused by name
-before anything is computed. This module must not know terminals.
+worker had; a run that computed differently, or that the trace does not describe, is refused with
+the reason before anything is computed. This module must not know terminals.
 """
 
 import math
@@ -91,7 +91,7 @@ def replay(
         save: where to save the model at that point (safetensors).
 
     Raises:
-        ConfigError: the folder holds no run that can be replayed; it says why.
+        ConfigError: the folder holds no run that can be replayed; the message says why.
     """
     if until is not None and until < 0:
         raise ConfigError(f"--until is a version, >= 0, got {until}")
@@ -121,33 +121,34 @@ def replay(
 
 
 def _first_difference(threads: int, run: Callable[[], object]) -> str:
-    """Replay with so many threads; returns the first difference, empty if there is none."""
-    before = torch.get_num_threads()
+    """Replay with this number of threads; return the first difference, empty if there is none."""
+    num_threads_before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         run()
     except Difference as error:
         return str(error)
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads_before)
     return ""
 
 
 def _prepare(header: Header, run_dir: Path) -> tuple[PeersWork, RecordedRun]:
-    """The work and the coordinator that the header describes."""
+    """Return the work and the replay that the header describes."""
     spec = header.text("program").partition(" ")[2]
     workers = header.number("workers")
     protocol = parse(header.text("protocol"), workers)
     task = load_task(spec, workers, header.text("init") or None)
     batch_size = header.number("batch_size")
-    rates = header.texts("learning_rates")
+    if batch_size < 1:
+        raise contradiction(f"its batch size is {batch_size}")
     nonfinite = header.text("nonfinite", "error")
     work = PeersWork(
         task,
         protocol,
         num_workers=workers,
         batch_size=batch_size,
-        lr=float(rates[0]) if rates else None,
+        lr=_rate(header),
         seed=header.number("seed"),
         nonfinite=nonfinite,
     )
@@ -165,6 +166,15 @@ def _prepare(header: Header, run_dir: Path) -> tuple[PeersWork, RecordedRun]:
     return work, RecordedRun(coordinator, work, pulled, header.number("lookahead"))
 
 
+def _rate(header: Header) -> float | None:
+    """Return the learning rate; None: the task's own. ConfigError: it is not a number."""
+    rates = header.texts("learning_rates")
+    try:
+        return float(rates[0]) if rates else None
+    except ValueError:
+        raise contradiction(f"its learning rate is {rates[0]!r}") from None
+
+
 def _check_same(run_dir: Path, header: Header, work: PeersWork) -> None:
     """Raise ConfigError if the data or the model are not those of the run."""
     expected: dict[str, tuple[Scalar, Scalar]] = {
@@ -172,11 +182,11 @@ def _check_same(run_dir: Path, header: Header, work: PeersWork) -> None:
         "parameters": (header.number("num_parameters"), work.replica.layout.num_parameters),
         "data": (header.text("source"), work.splits.source),
     }
-    for what, (was, now) in expected.items():
-        if was != now:
+    for what, (recorded, current) in expected.items():
+        if recorded != current:
             raise ConfigError(
-                f"{run_dir} cannot be replayed: {what} {was} then, {now} now; use the same data "
-                "and the same code"
+                f"{run_dir} cannot be replayed: {what} {recorded} then, {current} now; use the "
+                "same data and the same code"
             )
 
 
@@ -193,17 +203,17 @@ def _is_equal(work: PeersWork, path: Path) -> bool | None:
     """Whether the model equals the saved one in every bit; None if none was saved."""
     if not path.exists():
         return None
-    saved, now = load_tensors(path), tensors_of(work.model)
-    return saved.keys() == now.keys() and all(
-        _are_same_bits(saved[name], value) for name, value in now.items()
+    saved, current = load_tensors(path), tensors_of(work.model)
+    return saved.keys() == current.keys() and all(
+        _are_same_bits(saved[name], value) for name, value in current.items()
     )
 
 
-def _are_same_bits(tensor: Tensor, other: Tensor) -> bool:
+def _are_same_bits(first: Tensor, second: Tensor) -> bool:
     """Whether all bits are equal, also of NaN: a replay has the same ones as its run."""
-    if tensor.dtype != other.dtype or tensor.shape != other.shape:
+    if first.dtype != second.dtype or first.shape != second.shape:
         return False
-    first, second = (each.contiguous().view(-1).view(torch.uint8) for each in (tensor, other))
+    first, second = (each.contiguous().view(-1).view(torch.uint8) for each in (first, second))
     return first.equal(second)
 
 
@@ -221,7 +231,7 @@ def _refuse(run_dir: Path, header: Header, records: Iterable[Record], until: int
         if reason := _resumed_reason(header, record):
             raise ConfigError(
                 f"{run_dir} cannot be replayed beyond version {record.version}, where it was "
-                f"resumed: {reason}; --until {record.version} shows it up to there"
+                f"resumed: {reason}; --until {record.version} replays it up to there"
             )
 
 
@@ -238,15 +248,15 @@ def _reason(header: Header) -> str:
     if not name:
         return "its task was passed from Python and has no name to find it by"
     if header.text("split", ""):
-        return "its model was split, and a replay computes all of it in one go"
+        return "its model was split, and a replay computes the whole model in one process"
     if header.text("path") == "collective":
         return _summed_otherwise(header.text("collective", "native"))
     if not device.startswith("cpu"):
         return f"it ran on {device}, and only results of a CPU are equal bit for bit"
     if (number := header.number("accumulate", 1)) > 1:
-        return f"it accumulated {number} batches a push, and a replay computes each push in one go"
+        return f"it accumulated {number} batches per push, and a replay computes each push at once"
     if warmup := header.text("warmup"):
-        return f"its learning rate grew (--warmup {warmup}), and a replay computes at one rate"
+        return f"its learning rate was warmed up (--warmup {warmup}), and a replay uses one rate"
     if rounding := header.texts("rounding"):
         return f"it ran with {' and '.join(rounding)}, which rounds differently from plain code"
     return ""
@@ -264,17 +274,18 @@ def _summed_otherwise(collective: str) -> str:
 def _resumed_reason(header: Header, resumed: Resumed) -> str:
     """Why the part after a resume cannot be replayed; empty if it can."""
     changes = {"workers": resumed.workers, **resumed.changes}
-    now = Header(fields={**header.fields, **changes})
-    if reason := _reason(now):
+    header_now = Header(fields={**header.fields, **changes})
+    if reason := _reason(header_now):
         return reason
     for name in _ARE_KEPT:
-        was, is_now = header.fields.get(name), now.fields.get(name)
-        if was != is_now:
-            return f"it went on with {name.replace('_', ' ')} {_word(is_now)}, and had {_word(was)}"
-    if parse(now.text("protocol"), now.number("workers")).update_rule == "mean":
+        before, after = header.fields.get(name), header_now.fields.get(name)
+        if before != after:
+            field = name.replace("_", " ")
+            return f"it continued with {field} {_word(after)} instead of {_word(before)}"
+    if parse(header_now.text("protocol"), header_now.number("workers")).update_rule == "mean":
         return (
-            f"it went on under {now.text('protocol')}, and the trace does not hold the state of "
-            "each worker's own optimizer"
+            f"it continued under {header_now.text('protocol')}, and the trace does not hold the "
+            "state of each worker's own optimizer"
         )
     return ""
 

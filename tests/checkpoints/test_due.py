@@ -30,7 +30,9 @@ def test_what_can_be_asked_for(text: str, value: float, unit: str) -> None:
     assert (every.value, every.unit) == (value, unit)
 
 
-@pytest.mark.parametrize("text", ["", "30", "s", "-3s", "0 updates", "1.5 epochs", "30s 2min", "x"])
+@pytest.mark.parametrize(
+    "text", ["", "30", "s", "-3s", "0 updates", "1.5 epochs", "30s 2min", "x", f"{10**400} updates"]
+)
 def test_all_else_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="checkpoint_every"):
         parse_every(text)

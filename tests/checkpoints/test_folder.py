@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -168,14 +169,15 @@ def test_if_all_are_damaged_each_fault_is_named(tmp_path: Path) -> None:
         checkpoints.newest()
 
 
-def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["../latest", "a\0", "\ud800"], ids=ascii)
+def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path, name: str) -> None:
     checkpoints = CheckpointFolder(tmp_path)
     path = save(checkpoints, 1) / MANIFEST
     body = json.loads(path.read_text())
-    body["files"]["../latest"] = body["files"]["a.json"]
+    body["files"][name] = body["files"]["a.json"]
     del body["sha256"]
     path.write_text(json.dumps({**body, "sha256": _digest_of(body)}))
-    with pytest.raises(ConfigError, match=r"its entry for '\.\./latest' is invalid"):
+    with pytest.raises(ConfigError, match=f"its entry for {re.escape(repr(name))} is"):
         checkpoints.newest()
 
 
@@ -232,5 +234,5 @@ def test_a_name_that_is_planted_hides_no_later_one(tmp_path: Path) -> None:
     assert checkpoints.begin().name == ".new-1"
     assert checkpoints.begin().name == ".new-2"
     (tmp_path / "999999999").mkdir()
-    with pytest.raises(OSError, match="999999999 is in the way"):
+    with pytest.raises(OSError, match="999999999 has the last number"):
         checkpoints.begin()

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 from collections import Counter, deque, namedtuple
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,10 +151,36 @@ class Own:
     pass
 
 
-@pytest.mark.parametrize("value", [Own(), print, b"bytes", {1, 2}, np.array(["x"])])
+@pytest.mark.parametrize(
+    "value", [Own(), print, b"bytes", {1, 2}, np.array(["x"]), np.add, np.longdouble(1)]
+)
 def test_what_cannot_be_kept_is_named(value: object) -> None:
     with pytest.raises(ConfigError, match=r"cannot hold ema\['deep'\]\[0\]: it is a "):
         pack({"deep": [value]}, {}, "ema")
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda inner: [inner], lambda inner: (inner,), lambda inner: {"a": inner},
+        lambda inner: deque([inner]), lambda inner: [{"a": inner}],
+    ],
+)  # fmt: skip
+def test_what_is_nested_too_deep_to_be_read_is_not_written(wrap: Callable[[Any], Any]) -> None:
+    def nest(value: Any) -> None:
+        for _ in range(200):
+            value = wrap(value)
+            assert unpack(pack(value, {}, "ema"), {}) == value
+
+    with pytest.raises(ConfigError, match=r"a checkpoint cannot hold ema.*nested too deep"):
+        nest(1)
+
+
+def test_what_holds_itself_is_refused() -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(ConfigError, match="nested too deep"):
+        pack(value, {}, "ema")
 
 
 BROKEN = st.recursive(

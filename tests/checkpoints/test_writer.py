@@ -188,7 +188,7 @@ def test_a_long_request_waits_for_nobody_who_is_stopped(
     end_s = time.monotonic() + 10
     while not (answers := here.answers()):
         assert time.monotonic() < end_s
-    assert answers == [{"failed": "its writer was stopped by somebody"}]
+    assert answers == [{"failed": "its writer was stopped (SIGSTOP)"}]
     assert list(tmp_path.iterdir()) == []
     here.close()
 

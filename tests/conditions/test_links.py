@@ -39,12 +39,13 @@ def test_links_are_read() -> None:
 @pytest.mark.parametrize(
     ("link", "server", "said"),
     [
-        ("100MB/s", None, "link '100MB/s'.*is no time"),
-        ("1ms,100MB", None, "'100MB' is no rate; write it as in 100MB/s"),
-        ("1ms,fast/s", None, "'fast' is no number of bytes"),
+        ("100MB/s", None, "link '100MB/s'.*is not a time"),
+        ("1ms,100MB", None, "'100MB' is not a rate; write it as in 100MB/s"),
+        ("1ms,fast/s", None, "'fast' is not a number of bytes"),
         (None, "0MB/s", "a rate must be > 0"),
-        (None, "1XB/s", "'1XB' is no number of bytes.*kB, MB, GB"),
-        ("1ms,-1MB/s", None, "'-1MB' is no number of bytes"),
+        (None, "1XB/s", "'1XB' is not a number of bytes.*kB, MB, GB"),
+        ("1ms,-1MB/s", None, "'-1MB' is not a number of bytes"),
+        (f"1ms,{10**400}B/s", None, "is not a number of bytes"),
     ],
 )
 def test_nonsense_is_named(link: str | None, server: str | None, said: str) -> None:

@@ -17,6 +17,7 @@ from paceline.exchange import make_averaging
 from paceline.exchange.base import Shape, Stopped, Superseded, Work
 from paceline.exchange.distributed import DistributedAveraging
 from paceline.exchange.member import MemoryCarrier
+from paceline.exchange.model_copy import ModelCopy
 from paceline.exchange.through_store import StoreExchange
 from paceline.exchange.turns import Turns
 from paceline.passes import START
@@ -213,6 +214,25 @@ def test_skipping_is_advised_only_where_it_is_allowed(overlap_steps: int) -> Non
     with pytest.raises(WorkerError, match=r"'weight' is not finite at version 7") as caught:
         averaging._refuse_not_finite()
     assert ("--nonfinite skip" in str(caught.value)) == (not overlap_steps)
+
+
+@pytest.mark.parametrize(
+    ("collective", "overlap_steps", "can_skip"),
+    [("native", 0, True), ("native", 2, False), ("shared", 2, True), ("", 2, True)],
+)
+def test_a_push_that_is_given_up_advises_skipping_only_where_it_is_allowed(
+    collective: str, overlap_steps: int, can_skip: bool
+) -> None:
+    member = Rig().member
+    layout = messages.Laid(
+        0, 1, False, True, 0, 0.0, 0, START, collective, overlap_steps=overlap_steps
+    )
+    own = member._own.copy
+    copy = ModelCopy(0, own.replica, own.rule, own.store, layout, member.hooks, lambda: None)
+    own.store.not_finite = lambda seat: "weight"  # type: ignore[method-assign]
+    with pytest.raises(WorkerError, match="the gradient of 'weight' is not finite") as caught:
+        copy.refuse_not_finite(1.0, 0)
+    assert ("--nonfinite skip" in str(caught.value)) == can_skip
 
 
 def test_a_stop_where_work_is_waited_for_ends_the_epoch() -> None:

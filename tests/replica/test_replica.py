@@ -12,6 +12,7 @@ from torch.ao.quantization import (
     PlaceholderObserver,
     disable_observer,
 )
+from torch.nn import functional
 
 from paceline.errors import ConfigError
 from paceline.replica.held import HeldMemory
@@ -208,6 +209,17 @@ def test_what_no_exchange_carries_is_named() -> None:
     optimizer.register_step_post_hook(lambda *_: None)
     with pytest.raises(ConfigError, match="SGD got step hooks after prepare"):
         refuse_hooks(optimizer)
+
+
+@pytest.mark.parametrize("stay_with_torch", [False, True])
+def test_a_sparse_gradient_of_a_function_is_refused_by_name(stay_with_torch: bool) -> None:
+    one = replica(nn.Embedding(3, 2))
+    one.push_into(slot_of(one), lambda: None)
+    if stay_with_torch:
+        one.leave_to(OwnGradients(one))
+    output = functional.embedding(torch.tensor([1]), one.parameters[0], sparse=True)
+    with pytest.raises(ConfigError, match="parameter 'weight' has a sparse gradient"):
+        output.sum().backward()
 
 
 def test_a_module_that_only_calls_something_sparse_is_carried() -> None:

@@ -1,8 +1,10 @@
 """Gradients of several optimizers: which are there while one is pushed, and which are back then."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD
 
 from paceline.errors import ConfigError
@@ -85,3 +87,24 @@ def test_a_clip_of_a_part_of_an_optimizers_gradients_is_refused() -> None:
     clips = Clips(every, [SGD(one.parameters(), 0.1) for one in (model, other)])
     with pytest.raises(ConfigError, match=r"not those of one or more of the 2 optimizers"):
         clips.ask_norm([model.weight], 1.0)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda norm: norm + 1,
+        lambda norm: torch.stack([norm, norm]),
+        lambda norm: torch.maximum(torch.ones(()), other=norm),
+    ],
+)
+def test_a_norm_is_not_read_before_the_step_however_it_is_passed(
+    read: Callable[[Tensor], Tensor],
+) -> None:
+    model, optimizers, _ = made()
+    clips = Clips(model, optimizers)
+    norm = clips.ask_norm(model.parameters(), 5.0)
+    with pytest.raises(ConfigError, match=r"exists only after optimizer.step\(\)"):
+        read(norm)
+    clips.take(0b11)
+    clips.fill(2.0)
+    assert torch.isfinite(read(norm)).all()

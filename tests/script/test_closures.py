@@ -178,8 +178,10 @@ def test_what_would_differ_is_named(tmp_path: Path, case: str, words: str) -> No
 
 
 def test_a_gradient_that_is_not_finite_is_named_after_its_evaluation(tmp_path: Path) -> None:
-    with pytest.raises(WorkerError, match=r"worker 1: the gradient of '0.weight' is not finite"):
+    words = r"worker 1: the gradient of '0.weight' is not finite"
+    with pytest.raises(WorkerError, match=words) as caught:
         _run(tmp_path, "not finite")
+    assert "--nonfinite skip" not in str(caught.value)  # which is refused with closures
 
 
 def test_alone_a_gradient_that_is_not_finite_is_named_too() -> None:

@@ -231,7 +231,7 @@ def default_dtype(record: Record) -> None:
 
 SCRIPTS = (
     Script(another_optimizer, refused=several("was not prepared")),
-    Script(optimizer_made_anew, refused=pushed("cannot be carried after prepare")),
+    Script(optimizer_made_anew, refused=pushed("is not supported after prepare")),
     Script(moments_forgotten, refused=pushed("kept by the run for all workers")),
     Script(moments_loaded, refused=pushed("before the first epoch")),
     Script(betas_by_hand),

@@ -1,12 +1,12 @@
 """The best models of a run by one metric: files in its folder, and which is which in best.json.
 
     evaluation at a version -> better than one that is kept? -> best-VERSION.safetensors
-        -> best.json: what comes -> best.safetensors -> best.json
+        -> best.json: the model to come -> best.safetensors -> best.json
 
 If a worker is killed in between, the next one sees from the file whether the new model arrived, so
 no better model is replaced. In a loop over updates any worker may evaluate, so the list of kept
-models is in the folder, and is changed with the folder locked. This module must not know who
-evaluates, nor what a model is made of.
+models is stored in the folder and changed only while the folder is locked. This module must not
+know who evaluates, nor what a model is made of.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ _MOST_BYTES = 1 << 20
 
 
 class Kept(NamedTuple):
-    """A model that is kept; a larger ``worth`` is better."""
+    """A kept model; a larger ``worth`` is better."""
 
     version: int
     worth: float
@@ -39,14 +39,14 @@ class BestModels:
     """The best models of one run.
 
     Args:
-        folder: where they are.
-        identity: of that folder; None: it is not the run's own, nor are the models in it.
-        name: of the metric; None: the accuracy, or the loss if there is no accuracy.
-        most: how many are kept, >= 1.
-        mode: ``max`` or ``min``; None: by the metric's name.
+        folder: folder of the models.
+        identity: identity of that folder; None: the folder and its models are not the run's own.
+        name: name of the metric; None: the accuracy, or the loss if there is no accuracy.
+        most: number of models to keep, >= 1.
+        mode: ``max`` or ``min``; None: chosen by the metric's name.
 
     Attributes:
-        has_measured: whether an evaluation had that metric.
+        has_measured: whether any evaluation measured that metric.
     """
 
     def __init__(
@@ -68,58 +68,67 @@ class BestModels:
     def look(
         self, totals: dict[str, tuple[float, float]], version: int, data: Callable[[], bytes]
     ) -> None:
-        """Keep the model if it is good enough; ``data`` gives its file. FileError: the folder."""
+        """Keep the model if it is good enough.
+
+        Args:
+            data: returns the bytes of its file.
+
+        Raises:
+            FileError: the folder cannot be opened or written.
+        """
         worth = self._worth(totals)
         if worth is None or not math.isfinite(worth):
             return
         with self._locked() as place:
             kept = self._read(place)
-            same = next((one for one in kept if one.version == version), None)
-            if same is not None and same.worth >= worth:
-                return  # another worker evaluated this version; of local weights the best counts
-            others = [one for one in kept if one is not same]
-            found = sorted(
-                [*others, Kept(version, worth)], key=lambda one: (-one.worth, one.version)
+            earlier = next((model for model in kept if model.version == version), None)
+            if earlier is not None and earlier.worth >= worth:
+                return  # another worker evaluated this version; the best local weights count
+            others = [model for model in kept if model is not earlier]
+            ranked = sorted(
+                [*others, Kept(version, worth)], key=lambda model: (-model.worth, model.version)
             )
-            found, dropped = found[: self._most], found[self._most :]
+            ranked, dropped = ranked[: self._most], ranked[self._most :]
             if Kept(version, worth) in dropped:
                 return
-            self._write(place, kept, found, version, data())
-            for one in dropped:
-                place.remove_file(_file(one.version))
+            self._write(place, kept, ranked, version, data())
+            for model in dropped:
+                place.remove_file(_file(model.version))
 
     def _worth(self, totals: dict[str, tuple[float, float]]) -> float | None:
+        """Return the metric, larger is better; None: it was not measured."""
         if self.name is None:
             return better_of(totals)
-        value, number = totals.get(self.name, (0.0, 0.0))
-        if not number:
+        total, num_samples = totals.get(self.name, (0.0, 0.0))
+        if not num_samples:
             return None
         self.has_measured = True
-        return self._sign * value / number
+        return self._sign * total / num_samples
 
     @contextmanager
     def _locked(self) -> Iterator[OpenFolder]:
         with closing(OpenFolder.open(self._folder, self._identity)) as place:
-            fcntl.flock(place.fd, fcntl.LOCK_EX)  # until it is closed
+            fcntl.flock(place.fd, fcntl.LOCK_EX)  # until the folder is closed
             yield place
 
     def _read(self, place: OpenFolder) -> list[Kept]:
+        """Return the kept models, best first; complete the index if its writer was killed."""
         if self._identity is None or not place.has(INDEX):
             return self._own
         try:
             with place.read(INDEX) as file:
-                said = json.loads(read_text(file, _MOST_BYTES))
-            kept = [Kept(count(row["version"]), real(row["worth"])) for row in said["models"]]
-            metric = said.get("metric", self.name)
-            comes = said.get("comes")
+                index = json.loads(read_text(file, _MOST_BYTES))
+            kept = [Kept(count(row["version"]), real(row["worth"])) for row in index["models"]]
+            metric = index.get("metric", self.name)
+            comes = index.get("comes")
             if comes and comes["instead_of"] != _identity_of_best(place):
-                one = Kept(count(comes["version"]), real(comes["worth"]))
-                kept = [one, *(other for other in kept if other.version != one.version)]
+                coming = Kept(count(comes["version"]), real(comes["worth"]))
+                kept = [coming, *(model for model in kept if model.version != coming.version)]
                 kept = kept[: self._most]
         except (FileError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(
-                f"{place.path / INDEX} is damaged ({error!r:.100}), so the best models are not "
-                "known: move it away"
+                f"{place.path / INDEX} is damaged ({error!r:.100}), so the best models are "
+                "unknown: move it away"
             ) from None
         if metric != self.name:
             raise ConfigError(
@@ -127,14 +136,14 @@ class BestModels:
                 f"keeps them by {_named(self.name)}, which cannot be compared: move it away, or "
                 "use the same metric"
             )
-        if comes:  # a worker was killed while it wrote that one
+        if comes:  # a worker was killed while it wrote this model
             self._list(place, kept)
         return kept
 
     def _write(
         self, place: OpenFolder, before: list[Kept], kept: list[Kept], version: int, data: bytes
     ) -> None:
-        """Write the new model first, then the list with it."""
+        """Write the new model first, then the index that lists it."""
         if self._most > 1:
             place.replace(_file(version), data, is_synced=True)
         if kept[0].version == version:
@@ -144,28 +153,28 @@ class BestModels:
         self._own = kept
 
     def _list(self, place: OpenFolder, kept: list[Kept], comes: Kept | None = None) -> None:
-        """Write the list of kept models, and the one that is about to be the best file."""
+        """Write the index: the kept models, and ``comes``, which is about to be the best file."""
         rows: list[dict[str, Any]] = [
             {
-                "version": one.version,
-                "worth": one.worth,
-                "file": BEST if self._most == 1 else _file(one.version),
+                "version": model.version,
+                "worth": model.worth,
+                "file": BEST if self._most == 1 else _file(model.version),
             }
-            for one in kept
+            for model in kept
         ]
-        said: dict[str, Any] = {"metric": self.name, "models": rows}
+        index: dict[str, Any] = {"metric": self.name, "models": rows}
         if comes is not None:
-            said["comes"] = {**comes._asdict(), "instead_of": _identity_of_best(place)}
-        place.replace(INDEX, json.dumps(said, indent=1).encode())
+            index["comes"] = {**comes._asdict(), "instead_of": _identity_of_best(place)}
+        place.replace(INDEX, json.dumps(index, indent=1).encode())
 
 
 def _identity_of_best(place: OpenFolder) -> list[int]:
-    """What identifies the best file: inode, size and time; empty: there is none."""
+    """Return the inode, size and time of the best file; empty: there is none."""
     try:
-        now = os.stat(BEST, dir_fd=place.fd, follow_symlinks=False)
+        status = os.stat(BEST, dir_fd=place.fd, follow_symlinks=False)
     except FileNotFoundError:
         return []
-    return [now.st_ino, now.st_size, now.st_mtime_ns]
+    return [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
 def _named(metric: str | None) -> str:
@@ -173,7 +182,7 @@ def _named(metric: str | None) -> str:
 
 
 def is_of_kept(name: str) -> bool:
-    """Whether a file of this name is one of several kept models."""
+    """Return whether a file of this name is one of several kept models."""
     version = name.removeprefix("best-").removesuffix(".safetensors")
     return version.isdecimal() and name == _file(int(version))
 

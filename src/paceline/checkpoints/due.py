@@ -1,13 +1,14 @@
 """When a checkpoint is due, as ``--checkpoint-every`` says, and which folder it goes to.
 
     after seconds, updates or epochs -> due
-    any of them   -> runs/NAME/checkpoints, made again if it was deleted
-    the last one  -> the same, with space reserved; else a temporary folder, with the trace
+    any checkpoint      -> runs/NAME/checkpoints, recreated if it was deleted
+    the last checkpoint -> the same, with space reserved; else a temporary folder, with the trace
 
-The last one has no later chance, so it is tried whatever failed before. This module must not know
-clocks (times are arguments), nor members.
+The last checkpoint cannot be retried later, so it is tried whatever failed before. This module must
+not know clocks (times are arguments), nor members.
 """
 
+import math
 import re
 import shutil
 import tempfile
@@ -22,13 +23,13 @@ from .folder import FOLDER, CheckpointFolder, number_of
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _FORM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|h|updates?|epochs?)\s*")
 _REST = 10.0
-"""Least time between two checkpoints by the clock, in times that the last one took to write: a disk
-that is slow for the model costs a tenth of the run's time, not all of it."""
+"""Minimum time between two checkpoints by the clock, as a multiple of the last one's write time: a
+disk that is slow for the model takes a tenth of the run's time, not all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Every:
-    """How often: each ``value`` of ``unit``; ``never``: not even at the end of the run."""
+    """An interval of ``value`` times ``unit``; ``never``: not even at the end of the run."""
 
     value: float
     unit: Literal["s", "updates", "epochs", "never"]
@@ -39,10 +40,10 @@ class Every:
 
 
 def parse_every(text: str) -> Every:
-    """``30s``, ``5min``, ``1h``, ``500 updates``, ``1 epoch`` or ``never``.
+    """Parse ``30s``, ``5min``, ``1h``, ``500 updates``, ``1 epoch`` or ``never``.
 
     Raises:
-        ConfigError: it is none of these, or not more than 0.
+        ConfigError: the text has none of these forms, or the number is 0 or too large.
 
     Example:
         >>> parse_every("5min").value
@@ -53,7 +54,7 @@ def parse_every(text: str) -> Every:
     if text == "never":
         return Every(value=0.0, unit="never")
     match = _FORM.fullmatch(text)
-    if match is None or float(match[1]) <= 0:
+    if match is None or not 0.0 < float(match[1]) < math.inf:
         raise ConfigError(
             f"checkpoint_every must be like 30s, 5min, 500 updates, 1 epoch or never, got {text!r}"
         )
@@ -69,8 +70,8 @@ class Due:
     """Whether a checkpoint is due.
 
     Args:
-        every: how often.
-        now_s, version, epoch: where the run begins, or is resumed.
+        every: the interval.
+        now_s, version, epoch: where the run begins or is resumed.
     """
 
     def __init__(self, every: Every, now_s: float, version: int, epoch: int) -> None:
@@ -79,36 +80,36 @@ class Due:
         self.taken(now_s, version, epoch)
 
     def taken(self, now_s: float, version: int, epoch: int) -> None:
-        """A checkpoint was taken here."""
+        """Note that a checkpoint was taken here."""
         self._last_s, self._last_version, self._last_epoch = now_s, version, epoch
 
     def wrote(self, took_s: float) -> None:
-        """Note how long the last one took to write, in the background or while the run waited."""
+        """Note how long the last write took, in the background or while the run waited."""
         self._took_s = took_s
 
     def by_step(self, now_s: float, version: int) -> bool:
-        """Whether one is due at the next step border."""
+        """Return whether a checkpoint is due at the next step boundary."""
         if self._every.unit == "s":
             pause_s = max(self._every.value, _REST * self._took_s)
             return now_s - self._last_s >= pause_s and version > self._last_version
         return self._every.unit == "updates" and version - self._last_version >= self._every.value
 
     def by_epoch(self, now_s: float, version: int, epoch: int) -> bool:
-        """Whether one is due before ``epoch`` begins."""
+        """Return whether a checkpoint is due before ``epoch`` begins."""
         if self._every.unit == "epochs":
             return epoch - self._last_epoch >= self._every.value
         return self.by_step(now_s, version)
 
 
 class CheckpointPlaces:
-    """The places of one run's checkpoints.
+    """The folders of one run's checkpoints.
 
     Args:
-        trace: of the run, in the run's folder.
-        keep: how many checkpoints are kept.
+        trace: the run's trace, in the run's folder.
+        keep: number of checkpoints to keep.
 
     Attributes:
-        folder: where the next one goes.
+        folder: where the next checkpoint goes.
         lost: why the last one is not in the run's folder; empty: it is, or there is none yet.
     """
 
@@ -119,15 +120,15 @@ class CheckpointPlaces:
         self.folder = self._own
         self._last_number = 0
         self._elsewhere: Path | None = None
-        """The folder for the last one, if it could not go into the run's own."""
+        """The folder of the last checkpoint, if it could not go into the run's own."""
         self.lost = ""
 
     def begin(self) -> Path:
-        """An empty folder for the next one's files. OSError: it cannot be made."""
+        """Return an empty folder for the next checkpoint. OSError: it cannot be created."""
         return self._begin_in(self._find_own(), 0)
 
     def begin_last(self, num_bytes: int) -> Path | None:
-        """An empty folder for the last one's files, with space for them; None: there is none."""
+        """Return an empty folder with ``num_bytes`` free for the last checkpoint, or None."""
         self.lost = ""
         try:
             return self._begin_in(self._find_own(), num_bytes)
@@ -159,26 +160,28 @@ class CheckpointPlaces:
         return aside
 
     def keep_trace(self) -> int:
-        """Save the trace up to now beside the next one; returns its bytes. OSError: it failed."""
+        """Save the trace so far beside the next checkpoint; return its bytes. OSError: failed."""
         if self._elsewhere is None:
             return self._trace.mark()
         return self._trace.copy(self._elsewhere / FILE_NAME)
 
     def leave_elsewhere(self) -> None:
-        """Remove the temporary folder: the last one could not be written there either."""
+        """Remove the temporary folder: the last checkpoint could not be written there either."""
         if self._elsewhere is not None:
             shutil.rmtree(self._elsewhere, ignore_errors=True)
             self._elsewhere = None
 
     @property
     def unsaved(self) -> str:
-        """Why the end of the run is not in its folder, and what there is; empty: it is there."""
+        """Why the end of the run is not in its folder, and where it is; empty: it is there."""
         if not self.lost:
             return ""
         text = f"the end of the run could not be written to {self._trace.path.parent}: {self.lost}"
         if self._elsewhere is not None:
-            where = self._elsewhere
-            return f"{text}; it is in {where} instead; to continue from it: --resume {where}"
-        older = CheckpointFolder(self._own.folder)
-        has = "has none" if older.is_empty else "has an older one"
-        return f"{text}; it is in no checkpoint; {older.folder} {has}"
+            elsewhere = self._elsewhere
+            return (
+                f"{text}; it is in {elsewhere} instead; to continue from it: --resume {elsewhere}"
+            )
+        own = CheckpointFolder(self._own.folder)
+        state = "has none" if own.is_empty else "has an older one"
+        return f"{text}; it is in no checkpoint; {own.folder} {state}"

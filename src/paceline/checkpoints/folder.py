@@ -1,13 +1,13 @@
 """The last checkpoints of a run in one folder; each is complete or not there at all.
 
-    checkpoints/.new-7/     1  written aside: files, then manifest.json with the sha256 of each
+    checkpoints/.new-7/     1  written here: files, then manifest.json with the sha256 of each
                             2  every file and the folder are synced
     checkpoints/7/          3  renamed, and the folder around it synced
     checkpoints/latest      4  the pointer, itself written aside, synced and renamed: moved last
     checkpoints/5/          5  all but the last N are removed
 
 Whenever the writer is interrupted, the pointer names a complete checkpoint. Later damage is
-detected by sha256 before anything is used, and the previous checkpoint is taken instead. JSON and
+detected by sha256 before anything is used, and the previous checkpoint is used instead. JSON and
 safetensors only: reading runs no code. Above 300 lines since writing and verifying belong together.
 This module must not know what is in the files.
 """
@@ -31,13 +31,13 @@ FOLDER = "checkpoints"
 """Name of the folder of checkpoints in a run's folder."""
 MANIFEST, POINTER = "manifest.json", "latest"
 FORMAT = 1
-_ROOM = ".room"
-_CANNOT_TELL = (errno.EOPNOTSUPP, errno.ENOSYS)
-_ASIDE, _OLD = ".new-", ".old-"
+_SPACE = ".room"
+_UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS)
+_UNFINISHED, _OLD = ".new-", ".old-"
 _MOST_DIGITS = 9
-"""Of a checkpoint's number; no run writes more."""
+"""Limit of digits in a checkpoint's number; no run writes so many."""
 _MOST_BYTES = 1 << 28
-"""Of a JSON file; that of a coordinator with a million open mini-batches takes less."""
+"""Limit of a JSON file; a coordinator with a million open mini-batches takes less."""
 
 
 class Checkpoint:
@@ -45,6 +45,7 @@ class Checkpoint:
 
     Attributes:
         number: counts the checkpoints of a run.
+        files: names of its files.
         note: a sentence, if it is not the newest one that should be there.
     """
 
@@ -55,25 +56,25 @@ class Checkpoint:
         self.note = note
 
     def json(self, name: str) -> dict[str, Any]:
-        """The object in a JSON file. ConfigError: the file holds none."""
+        """Return the object in a JSON file. ConfigError: the file holds none."""
         try:
             value = json.loads(read_text(open_to_read(self.path / name), _MOST_BYTES))
         except (OSError, ValueError, RecursionError) as error:
             raise damaged(self.path / name, error) from None
         if not isinstance(value, dict):
-            raise damaged(self.path / name, f"holds {type(value).__name__}, no object")
+            raise damaged(self.path / name, f"holds {type(value).__name__}, not an object")
         return value
 
 
 def number_of(aside: Path) -> int:
-    """The number of an unfinished checkpoint."""
-    return int(aside.name.removeprefix(_ASIDE))
+    """Return the number of an unfinished checkpoint."""
+    return int(aside.name.removeprefix(_UNFINISHED))
 
 
 def damaged(path: Path, why: object) -> ConfigError:
-    """The error for a file that is not what was written."""
-    text = str(getattr(why, "strerror", None) or why).partition("\n")[0][:200]
-    return ConfigError(f"the checkpoint is damaged: {path}: {text}")
+    """Return the error for a file that is not what was written."""
+    reason = str(getattr(why, "strerror", None) or why).partition("\n")[0][:200]
+    return ConfigError(f"the checkpoint is damaged: {path}: {reason}")
 
 
 class CheckpointFolder:
@@ -81,7 +82,7 @@ class CheckpointFolder:
 
     Args:
         folder: ``runs/NAME/checkpoints``.
-        keep: how many are kept.
+        keep: number of checkpoints to keep.
         within: the identity of ``runs/NAME``, if that is open already.
 
     Invariant: whenever the writer is interrupted, ``newest`` finds a complete checkpoint if one was
@@ -96,27 +97,33 @@ class CheckpointFolder:
     # -- writing --------------------------------------------------------------------------------
 
     def begin(self, least: int = 1) -> Path:
-        """Make an empty folder for the next checkpoint's files; the number is in its name."""
-        taken = set(self._numbers(_ASIDE))
+        """Return a new empty folder for the next checkpoint; its name contains the number.
+
+        Args:
+            least: the lowest number allowed.
+        """
+        taken = set(self._numbers(_UNFINISHED))
         number = max([least - 1, *self._numbers()]) + 1
         while number in taken:
             number += 1
         if len(str(number)) > _MOST_DIGITS:
-            raise OSError(errno.EEXIST, f"{self.folder / str(number - 1)} is in the way")
+            raise OSError(
+                errno.EEXIST, f"{self.folder / str(number - 1)} has the last number: move it away"
+            )
         with self._open() as place:
-            place.make_inner(f"{_ASIDE}{number}", is_new=True).close()
-        return self.folder / f"{_ASIDE}{number}"
+            place.make_inner(f"{_UNFINISHED}{number}", is_new=True).close()
+        return self.folder / f"{_UNFINISHED}{number}"
 
     def seal(self, aside: Path) -> Path:
-        """Make what was written into ``aside`` the newest checkpoint; returns its path.
+        """Make what was written into ``aside`` the newest checkpoint; return its path.
 
         Raises:
-            OSError: the disk is full or gone; nothing has changed for a reader.
+            OSError: the disk is full or gone; readers see no change.
         """
         number = number_of(aside)
         with self._open() as place:
             with closing(place.inner(aside.name)) as folder:
-                # A writer that was cut off may have left a manifest.
+                # An interrupted writer may have left a manifest.
                 names = [name for name in folder.names() if name != MANIFEST]
                 rows = {name: _row(folder, name) for name in names}
                 body = {"format": FORMAT, "files": rows}
@@ -128,7 +135,7 @@ class CheckpointFolder:
         return self.folder / str(number)
 
     def settle(self, number: int) -> Path:
-        """Make a renamed checkpoint the newest, if it is not pointed to yet; returns its path.
+        """Make a renamed checkpoint the newest, if the pointer does not name it; return its path.
 
         Raises:
             OSError: it is not there, or the disk is full or gone.
@@ -139,51 +146,52 @@ class CheckpointFolder:
         return self.folder / str(number)
 
     def _settle(self, place: OpenFolder, number: int) -> None:
-        """Finish a checkpoint that has been renamed."""
+        """Finish a renamed checkpoint: move the pointer, and remove the oldest ones."""
         place.sync()
         self._point(place, number)
         for old in self._numbers()[: -self._keep]:
-            _take_away(place, old)
+            _retire(place, old)
 
     @contextmanager
     def open_aside(self, number: int) -> Iterator[OpenFolder]:
-        """The folder of the unfinished checkpoint ``number``, to write into."""
+        """Open the folder of the unfinished checkpoint ``number`` for writing."""
         with self._open() as place:
-            aside = place.inner(f"{_ASIDE}{number}")
+            aside = place.inner(f"{_UNFINISHED}{number}")
         with closing(aside):
             yield aside
 
     def reserve(self, number: int, num_bytes: int) -> None:
-        """Check that an unfinished checkpoint has so much space. OSError: it has not."""
+        """Check that the disk has ``num_bytes`` for an unfinished checkpoint. OSError: it lacks."""
         with self.open_aside(number) as aside:
-            fd = aside.new(_ROOM)
+            fd = aside.new(_SPACE)
             try:
                 os.write(fd, b".")
-                _take_room(fd, num_bytes)
+                _allocate(fd, num_bytes)
             finally:
                 os.close(fd)
-                aside.remove_file(_ROOM)
+                aside.remove_file(_SPACE)
 
     def drop(self, aside: Path) -> None:
-        """Remove a checkpoint that was not sealed."""
+        """Remove an unsealed checkpoint."""
         with suppress(OSError), self._open() as place:
             place.remove(aside.name)
 
     def rewind(self, number: int) -> None:
-        """The run is resumed from checkpoint ``number``: remove later and unfinished ones."""
+        """Remove checkpoints after ``number``, which the run resumes from, and unfinished ones."""
         with self._open() as place:
             self._point(place, number)
             for later in self._numbers():
                 if later > number:
-                    _take_away(place, later)
-            for name in [f"{kind}{one}" for kind in (_ASIDE, _OLD) for one in self._numbers(kind)]:
-                with suppress(OSError):
-                    place.remove(name)
+                    _retire(place, later)
+            for prefix in (_UNFINISHED, _OLD):
+                for unfinished in self._numbers(prefix):
+                    with suppress(OSError):
+                        place.remove(f"{prefix}{unfinished}")
             place.remove_parts()
 
     @contextmanager
     def _open(self) -> Iterator[OpenFolder]:
-        """Open the folder, and make it if it is missing."""
+        """Open the folder; create it if it is missing."""
         if self.within is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             place = OpenFolder.open(self.folder)
@@ -199,14 +207,16 @@ class CheckpointFolder:
 
     # -- reading --------------------------------------------------------------------------------
 
-    def newest(self, is_usable: Callable[[Checkpoint], None] = lambda one: None) -> Checkpoint:
-        """The newest complete checkpoint, with its files verified.
+    def newest(
+        self, is_usable: Callable[[Checkpoint], None] = lambda checkpoint: None
+    ) -> Checkpoint:
+        """Return the newest complete checkpoint, with its files verified.
 
         Args:
             is_usable: raises ConfigError if the content is wrong.
 
         Raises:
-            ConfigError: there is none, or all are damaged; each is named with its fault.
+            ConfigError: there is none, or all are damaged; the message names each fault.
         """
         pointer = self.folder / POINTER
         if pointer.is_dir():
@@ -214,20 +224,22 @@ class CheckpointFolder:
         faults: list[str] = []
         for number in self._candidates(faults):
             try:
-                found = self.check(number)
-                is_usable(found)
+                checkpoint = self.check(number)
+                is_usable(checkpoint)
             except ConfigError as error:
                 faults.append(str(error))
                 continue
             if faults:
-                found.note = f"{faults[0]}; checkpoint {number}, the one before, is used instead"
-            return found
+                checkpoint.note = (
+                    f"{faults[0]}; checkpoint {number}, the one before, is used instead"
+                )
+            return checkpoint
         if not faults:
             raise ConfigError(f"{self.folder} holds no checkpoint")
         raise ConfigError(f"no checkpoint of {self.folder} can be used: " + "; ".join(faults))
 
     def check(self, number: int) -> Checkpoint:
-        """Checkpoint ``number``, every file compared with its sha256. ConfigError: damaged."""
+        """Return checkpoint ``number`` after verifying every file. ConfigError: it is damaged."""
         path = self.folder / str(number)
         raw = Checkpoint(path, number, ()).json(MANIFEST)
         digest = raw.pop("sha256", None)
@@ -248,7 +260,11 @@ class CheckpointFolder:
         return not self._numbers()
 
     def _candidates(self, faults: list[str]) -> Iterator[int]:
-        """The one that the pointer names, then those before it; all if there is no pointer."""
+        """Yield the number in the pointer, then older ones; all numbers if there is no pointer.
+
+        Args:
+            faults: gets what is wrong with the pointer.
+        """
         numbers = self._numbers()[::-1]
         newest = None
         if (self.folder / POINTER).exists():
@@ -258,15 +274,16 @@ class CheckpointFolder:
                 faults.append(str(error))
             if isinstance(newest, int) and newest not in numbers:
                 faults.append(str(damaged(self.folder / str(newest), "it is missing")))
-        yield from (one for one in numbers if not isinstance(newest, int) or one <= newest)
+        yield from (number for number in numbers if not isinstance(newest, int) or number <= newest)
 
     def _numbers(self, prefix: str = "") -> list[int]:
         form = rf"{re.escape(prefix)}([0-9]{{1,{_MOST_DIGITS}}})"
-        found = (re.fullmatch(form, one.name) for one in self.folder.glob(f"{prefix}*"))
-        return sorted(int(one[1]) for one in found if one is not None)
+        matches = (re.fullmatch(form, path.name) for path in self.folder.glob(f"{prefix}*"))
+        return sorted(int(match[1]) for match in matches if match is not None)
 
 
-def _take_away(place: OpenFolder, number: int) -> None:
+def _retire(place: OpenFolder, number: int) -> None:
+    """Remove a checkpoint; renamed first, so that no half of it counts as one."""
     with suppress(OSError):
         place.rename(str(number), f"{_OLD}{number}")
         place.remove(f"{_OLD}{number}")
@@ -281,28 +298,30 @@ def _check_file(folder: Path, name: str, row: object) -> None:
         with open_to_read(path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise damaged(path, error.strerror or error) from None
+        raise damaged(path, error) from None
+    except ValueError:  # a name that no file can have
+        raise damaged(folder / MANIFEST, f"its entry for {name!r} is invalid") from None
     if size != row.get("bytes"):
         raise damaged(path, f"{size} bytes instead of {row.get('bytes')}")
     if digest != row.get("sha256"):
         raise damaged(path, "its sha256 does not match")
 
 
-def _take_room(fd: int, num_bytes: int) -> None:
-    """Reserve space. OSError: there is too little, or the quota does not allow it.
+def _allocate(fd: int, num_bytes: int) -> None:
+    """Reserve space. OSError: the disk has too little, or the quota does not allow it.
 
-    Not ``os.posix_fallocate``, which writes block by block if the file system lacks the call.
+    Not by ``os.posix_fallocate``, which writes block by block if the file system lacks the call.
     """
     if sys.platform != "linux" or not num_bytes:
         return
     call = ctypes.CDLL(None, use_errno=True).fallocate
     call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    if call(fd, 0, 0, num_bytes) and (code := ctypes.get_errno()) not in _CANNOT_TELL:
+    if call(fd, 0, 0, num_bytes) and (code := ctypes.get_errno()) not in _UNSUPPORTED:
         raise OSError(code, os.strerror(code))
 
 
 def _row(folder: OpenFolder, name: str) -> dict[str, object]:
-    """Sync a file to disk; returns its entry in the manifest."""
+    """Sync a file to disk; return its entry in the manifest."""
     with folder.read(name) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())

@@ -1,7 +1,7 @@
-"""A run that was cut off, and what it takes to resume it.
+"""Resume a run that was cut off.
 
-    --resume RUN -> its newest complete checkpoint -> settings not given now -> what differs
-                                                    -> what must not differ: refused by name
+    --resume RUN -> newest complete checkpoint -> settings not given now are taken from it
+                                               -> other differences: reported, or refused by name
 
 Reading runs no code: JSON here, safetensors in the members. This module must not know engines,
 members or how a checkpoint is written. Above 300 lines, since reading a checkpoint and refusing it
@@ -32,21 +32,21 @@ from .writer import CUT
 
 RUN, COORDINATOR = "run.json", "coordinator.json"
 
-_OF_THE_CALL = frozenset(
+_NOT_ADOPTED = frozenset(
     (
         "resume", "run_dir", "name", "dry_run", "json", "checkpoint_every", "keep", "log",
         "updates", "seconds", "target_accuracy", "fault", "parameters", "split",
     )
 )  # fmt: skip
-"""Settings on display, location, end and injected faults: they are not taken over, and differences
-are not reported."""
-_OF_THE_MODEL = ("seed", "batch_size", "mini_batch_size", "init", "scale_lr", "warmup")
-"""Settings that would make it another run."""
-_OF_A_LAUNCHER = ("respawn", "stall_after", "on_worker_error", "preload", "path")
-"""Settings for what starts a run's processes, which among ranks is torchrun."""
-_OF_WHOLE_MODELS = ("compile", "precision", "channels_last", "compress", "fast")
-"""Settings that no split supports: a run that is split from now on continues without them."""
-_LONGEST_S = 1e12
+"""Settings for display, location, end and injected faults: they are not taken from the checkpoint,
+and differences are not reported."""
+_MUST_MATCH = ("seed", "batch_size", "mini_batch_size", "init", "scale_lr", "warmup")
+"""Settings that must not change, since they would make it another run."""
+_BY_LAUNCHER = ("respawn", "stall_after", "on_worker_error", "preload", "path")
+"""Settings for what starts the processes: under engine torchrun that is a launcher of its own."""
+_NOT_WITH_SPLIT = ("compile", "precision", "channels_last", "compress", "fast")
+"""Settings that no split supports: a run that is split from here on continues without them."""
+_MOST_S = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +54,10 @@ class Resumption:
     """What a run is resumed from.
 
     Attributes:
-        folder: of the run.
-        checkpoint: the newest complete one.
-        saved: ``run.json`` of it.
-        state: of the coordinator at rest.
+        folder: the run's folder.
+        checkpoint: its newest complete checkpoint.
+        saved: ``run.json`` of the checkpoint.
+        state: the coordinator's saved state.
     """
 
     folder: Path
@@ -71,7 +71,7 @@ class Resumption:
 
     @property
     def token(self) -> str | None:
-        """The run's unique token; None: it began when runs had none."""
+        """The run's unique token; None: an older version began the run, without one."""
         token: str | None = self.saved.get("token")
         return token
 
@@ -82,7 +82,7 @@ class Resumption:
 
     @property
     def place(self) -> ScriptPlace:
-        """Where in ``pace.epochs`` the script is then."""
+        """Where in ``pace.epochs`` the script was."""
         return ScriptPlace.read(self.saved["place"])
 
     @property
@@ -92,22 +92,22 @@ class Resumption:
 
     def refuse_another(self, identity: Mapping[str, Any]) -> None:
         """Raise ConfigError if the model or data are not those of the checkpoint."""
-        for name, was in self.saved["identity"].items():
-            now = identity.get(name)
-            if now != was:
+        for name, saved in self.saved["identity"].items():
+            current = identity.get(name)
+            if current != saved:
                 raise ConfigError(
                     f"{self.folder} cannot be resumed with another {name.replace('_', ' ')}: it "
-                    f"has {was}, this run {now}; start a new run, or use what it had"
+                    f"has {saved}, this run {current}; start a new run, or use what it had"
                 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a run comes from.
+    """What a run executes, and what it continues.
 
     Attributes:
         about: the program, as plain data: task or script, and its arguments.
-        resumption: what it is resumed from; None: it is new.
+        resumption: what the run is resumed from; None: it is new.
         note: why it was restarted, for the trace; empty if it was not.
     """
 
@@ -117,7 +117,7 @@ class Origin:
 
 
 def find(settings: RunSettings) -> Resumption | None:
-    """The run that ``--resume`` names; None: it is not given, or ``auto`` finds none.
+    """Return the run that ``--resume`` names; None: it is not given, or ``auto`` finds no run.
 
     Raises:
         ConfigError: there is no such run, it has no checkpoint, or all are damaged.
@@ -127,23 +127,26 @@ def find(settings: RunSettings) -> Resumption | None:
 
 
 def locate(settings: RunSettings) -> Path | None:
-    """As `find`, without reading it; ``auto``: the folder it would have, or the latest."""
+    """Return the folder of the run that ``--resume`` names, without reading it; None: see `find`.
+
+    ``auto`` names the folder that a new run would have, or the latest.
+    """
     if settings.resume is None:
         return None
     if settings.resume != "auto":
-        return _named(settings.resume)
+        return _find_named(settings.resume)
     own = RUNS / (settings.name or "latest") if settings.run_dir is None else Path(settings.run_dir)
-    folder = _itself(own)
+    folder = _without_link(own)
     return folder if has_checkpoint(folder) else None
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether the run in ``folder`` has ever written a checkpoint; it may be damaged by now."""
+    """Return whether the run in ``folder`` ever wrote a checkpoint; it may be damaged by now."""
     return (folder / FOLDER).is_dir() and not CheckpointFolder(folder / FOLDER).is_empty
 
 
 def read(folder: Path) -> Resumption:
-    """The newest complete checkpoint of the run in ``folder``."""
+    """Return the newest complete checkpoint of the run in ``folder``. ConfigError: it has none."""
     if not (folder / FOLDER).is_dir():
         raise ConfigError(f"{folder} has no checkpoint to resume from")
     checkpoint = CheckpointFolder(folder / FOLDER).newest(lambda one: _check(folder, one))
@@ -156,91 +159,93 @@ def read(folder: Path) -> Resumption:
 
 
 def adopt(resolved: Resolved) -> RunSettings:
-    """The settings of a resumed run: those given now, and for the rest those it had."""
+    """Return the settings of a resumed run: those given now, and the saved ones for the rest."""
     settings = resolved.settings
-    found = find(settings)
-    if found is None:
+    resumption = find(settings)
+    if resumption is None:
         return settings
-    saved = found.saved["settings"]
+    saved = resumption.saved["settings"]
     changes = {
-        name: check(name, saved[name], str(found.checkpoint.path / RUN))
+        name: check(name, saved[name], str(resumption.checkpoint.path / RUN))
         for name in NAMES
-        if name in saved and name not in _OF_THE_CALL and resolved.origins[name] == "default"
+        if name in saved and name not in _NOT_ADOPTED and resolved.origins[name] == "default"
     }
-    if changes.get("engine") == "torchrun":  # which a launcher starts, and no setting
+    if changes.get("engine") == "torchrun":  # its launcher chooses it, not a setting
         del changes["engine"]
-    if settings.engine == "torchrun":  # there the launcher decides these
-        changes = {name: value for name, value in changes.items() if name not in _OF_A_LAUNCHER}
-        if changes.get("collective") == "shared":  # by memory, which ranks do not share
+    if settings.engine == "torchrun":  # its launcher decides these
+        changes = {name: value for name, value in changes.items() if name not in _BY_LAUNCHER}
+        if changes.get("collective") == "shared":  # ranks share no memory
             del changes["collective"]
     if divides(settings.split):
-        changes = {name: value for name, value in changes.items() if name not in _OF_WHOLE_MODELS}
-    given = {one for one in ("batch_size", "mini_batch_size") if resolved.origins[one] != "default"}
-    if given:  # the other convention is not the saved one's to choose
-        for one in ("batch_size", "mini_batch_size"):
-            changes.pop(one, None)
+        changes = {name: value for name, value in changes.items() if name not in _NOT_WITH_SPLIT}
+    sizes = ("batch_size", "mini_batch_size")
+    if any(resolved.origins[name] != "default" for name in sizes):
+        for name in sizes:  # one that is given replaces the saved one of either kind
+            changes.pop(name, None)
     return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]  # each was checked
 
 
-def refuse(found: Resumption, settings: RunSettings, about: Mapping[str, Any]) -> None:
-    """Raise ConfigError if settings or the program make it another run."""
-    saved = found.saved["settings"]
-    for name in _OF_THE_MODEL:
-        was, now = saved.get(name, default_of(name)), getattr(settings, name)
-        if now != was and now is not None:
+def refuse(resumption: Resumption, settings: RunSettings, about: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the settings or the program would make it another run."""
+    saved_settings = resumption.saved["settings"]
+    for name in _MUST_MATCH:
+        saved_value, value = saved_settings.get(name, default_of(name)), getattr(settings, name)
+        if value != saved_value and value is not None:
             raise ConfigError(
-                f"{found.folder} cannot be resumed with {name} = {now}: it has {was}; leave it "
-                "out, or start a new run"
+                f"{resumption.folder} cannot be resumed with {name} = {value}: it has "
+                f"{saved_value}; leave it out, or start a new run"
             )
-    program = found.saved["about"]
+    program = resumption.saved["about"]
     for name in ("task", "script"):
         if program.get(name) != about.get(name):
             raise ConfigError(
-                f"{found.folder} cannot be resumed with another {name}: it has "
+                f"{resumption.folder} cannot be resumed with another {name}: it has "
                 f"{program.get(name)}, this run {about.get(name)}; start a new run"
             )
 
 
 def state_for(
-    found: Resumption, ledger: Ledger, protocol: SyncProtocol, *, is_sized: bool = True
+    resumption: Resumption, ledger: Ledger, protocol: SyncProtocol, *, is_sized: bool = True
 ) -> dict[str, Any]:
-    """The coordinator's state for this protocol and this number of workers; see ``audit``.
+    """Return the coordinator's state for this protocol and number of workers; see ``audit``.
 
-    What the protocol learned is kept if it is of the same kind; batches that no worker has begun
-    are divided again if an update has another number of pushes.
+    What the protocol learned is kept if the kind of protocol is the same; batches that no worker
+    has begun are divided again if an update has another number of pushes.
 
     Raises:
-        ConfigError: what was saved is not what a coordinator saves.
+        ConfigError: the saved state is not a coordinator's.
     """
-    was = str(found.saved["settings"].get("protocol", "")).partition(":")[0]
-    learned = protocol.learned if was == protocol.name else ()
+    saved_name = str(resumption.saved["settings"].get("protocol", "")).partition(":")[0]
+    learned = protocol.learned if saved_name == protocol.name else ()
     try:
-        audit(dict(found.state), ledger.every_epoch, is_sized=is_sized)
-        old = found.state["protocol"]
+        audit(dict(resumption.state), ledger.every_epoch, is_sized=is_sized)
+        saved_protocol = resumption.state["protocol"]
         state = {
-            **found.state,
-            "protocol": {**protocol.state(), **{name: old[name] for name in learned}},
-            "ledger": recut(found.state["ledger"], ledger.every_epoch),
+            **resumption.state,
+            "protocol": {**protocol.state(), **{name: saved_protocol[name] for name in learned}},
+            "ledger": recut(resumption.state["ledger"], ledger.every_epoch),
         }
         Coordinator(copy.deepcopy(protocol), copy.deepcopy(ledger)).resume(state)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise damaged(found.checkpoint.path / COORDINATOR, repr(error)) from None
+        raise damaged(resumption.checkpoint.path / COORDINATOR, repr(error)) from None
     return state
 
 
-def differences(found: Resumption, settings: RunSettings, about: Mapping[str, Any]) -> list[str]:
-    """The settings that have changed, one line each: ``workers: 2, now 4``."""
-    saved = found.saved["settings"]
+def differences(
+    resumption: Resumption, settings: RunSettings, about: Mapping[str, Any]
+) -> list[str]:
+    """Return the settings that have changed, one line each: ``workers: 2, now 4``."""
+    saved = resumption.saved["settings"]
     rows = [
         (name, saved.get(name), getattr(settings, name))
         for name in NAMES
-        if name in saved and name not in _OF_THE_CALL
+        if name in saved and name not in _NOT_ADOPTED
     ]
-    rows.append(("arguments", found.saved["about"].get("arguments"), about.get("arguments")))
+    rows.append(("arguments", resumption.saved["about"].get("arguments"), about.get("arguments")))
     return [
-        f"{name}: {_word(was)}, now {_word(now)}"
-        for name, was, now in rows
-        if _word(was) != _word(now)
+        f"{name}: {_word(then)}, now {_word(now)}"
+        for name, then, now in rows
+        if _word(then) != _word(now)
     ]
 
 
@@ -250,16 +255,17 @@ def _word(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def _itself(folder: Path) -> Path:
-    """What ``runs/latest`` points to, since the link may soon point to another run."""
+def _without_link(folder: Path) -> Path:
+    """Return what ``runs/latest`` points to: the link may soon point to another run."""
     return folder.resolve() if folder.is_symlink() else folder
 
 
-def _named(text: str) -> Path:
+def _find_named(text: str) -> Path:
+    """Return the folder of a run, given as a folder or a name. ConfigError: there is none."""
     for folder in (Path(text), RUNS / text):
         refuse_trials(folder)
         if (folder / "trace.jsonl").is_file() or has_checkpoint(folder):
-            return _itself(folder)
+            return _without_link(folder)
     raise ConfigError(
         f"there is no run {text!r} to resume; give its folder, its name under {RUNS}/, "
         "latest or auto"
@@ -267,7 +273,7 @@ def _named(text: str) -> Path:
 
 
 def _seconds(value: Any) -> float:
-    if not 0.0 <= real(value) < _LONGEST_S:
+    if not 0.0 <= real(value) < _MOST_S:
         raise ValueError(f"{value} seconds")
     return float(value)
 
@@ -278,19 +284,19 @@ _SAVED: Mapping[str, Callable[[Any], object]] = {
     "place": ScriptPlace.read,
     "stream": stream_place,
 }
-"""Fields that ``run.json`` must have -> how each is read."""
+"""Fields that ``run.json`` must have, and the function that reads each."""
 
 
-def _check(folder: Path, one: Checkpoint) -> None:
+def _check(folder: Path, checkpoint: Checkpoint) -> None:
     """Raise ConfigError if a checkpoint's files are invalid, or the trace is of another run.
 
-    A trace that ends before the checkpoint was damaged, which is no reason to lose the run.
+    A trace that ends before the checkpoint was damaged; the run can be resumed without it.
     """
-    saved, state = one.json(RUN), one.json(COORDINATOR)
-    path = one.path / RUN
-    for name, take in _SAVED.items():
+    saved, state = checkpoint.json(RUN), checkpoint.json(COORDINATOR)
+    path = checkpoint.path / RUN
+    for name, read_field in _SAVED.items():
         try:
-            take(saved.get(name))
+            read_field(saved.get(name))
         except (TypeError, ValueError) as error:
             raise damaged(path, f"{name}: {error}") from None
     for name in ("settings", "about", "identity"):
@@ -298,31 +304,33 @@ def _check(folder: Path, one: Checkpoint) -> None:
             raise damaged(path, f"{name} is missing")
     for name in ("protocol", "ledger", "members", "stats"):
         if not isinstance(state.get(name), dict):
-            raise damaged(one.path / COORDINATOR, f"{name} is missing")
+            raise damaged(checkpoint.path / COORDINATOR, f"{name} is missing")
     try:
         audit_members(state["members"])
     except (KeyError, TypeError, ValueError) as error:
-        raise damaged(one.path / COORDINATOR, repr(error)) from None
+        raise damaged(checkpoint.path / COORDINATOR, repr(error)) from None
     if state.get("version") != saved["version"]:
-        raise damaged(path, f"it is of version {saved['version']}, the coordinator of another")
-    _refuse_cut(one)
+        raise damaged(
+            path, f"its version is {saved['version']}, the coordinator's is {state.get('version')}"
+        )
+    _refuse_cut(checkpoint)
     trace = folder / "trace.jsonl"
     refuse_other_format(trace)
-    _refuse_another(trace, one, saved.get("token"))
+    _refuse_another(trace, checkpoint, saved.get("token"))
 
 
-def _refuse_cut(one: Checkpoint) -> None:
-    """Raise ConfigError if a member's part says why the run cannot be resumed here."""
-    for name in fnmatch.filter(one.files, "worker-*.json"):
-        if why := one.json(name).get(CUT):
-            raise ConfigError(f"{one.path}: {why}")
+def _refuse_cut(checkpoint: Checkpoint) -> None:
+    """Raise ConfigError if a member's file says that the run cannot be resumed here."""
+    for name in fnmatch.filter(checkpoint.files, "worker-*.json"):
+        if reason := checkpoint.json(name).get(CUT):
+            raise ConfigError(f"{checkpoint.path}: {reason}")
 
 
-def _refuse_another(trace: Path, one: Checkpoint, token: object) -> None:
+def _refuse_another(trace: Path, checkpoint: Checkpoint, token: object) -> None:
     """Raise ConfigError if the checkpoint and the trace are of different runs."""
     try:
         header = read_header(trace)
-    except ConfigError:  # unreadable: it is begun again with the checkpoint
+    except ConfigError:  # unreadable: a new trace begins at the checkpoint
         return
     if header.fields.get("token") != token:
-        raise ConfigError(f"the checkpoint {one.path} is of another run than {trace}")
+        raise ConfigError(f"the checkpoint {checkpoint.path} is of another run than {trace}")

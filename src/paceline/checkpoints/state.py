@@ -1,13 +1,13 @@
-"""State on disk without pickle, so that loading runs no code: a model's, and what members remember.
+"""State on disk without pickle, so that loading runs no code: a model's, and that of members.
 
-    a model     safetensors, whole or not at all; it loads without Paceline
+    a model     safetensors, complete or not there at all; it loads without Paceline
     the rest    {"lr": 0.1, "milestones": Counter({30: 1}), "ema": Tensor}
                   -> {"dict": [["lr", 0.1], ["milestones", {"counter": [[30, 1]]}],
                                ["ema", {"tensor": "0"}]]} + {"0": Tensor}
 
-A file is written aside, synced, then renamed. Packed numbers come back bit for bit; what cannot be
-said so is refused with the place where it stands. This module must not know runs, or who remembers
-what.
+A file is written under another name, synced, then renamed. Packed numbers are restored bit for bit;
+a value that has no such form is refused with its path, as in ``ema['deep'][0]``. This module must
+not know runs, or whose state it is.
 """
 
 import collections
@@ -26,17 +26,22 @@ from ..errors import ConfigError, FileError
 from ..system.files import OpenFolder, lock_part, name_of, open_to_read, part_of
 
 _DEEPEST = 100
+"""Nesting of packed values; one value adds up to 2, so pack stops before unpack would."""
 _ALIGN_BYTES = 8
 
 
 def model_file(model: nn.Module) -> bytes:
-    """All parameters and buffers as a safetensors file."""
+    """Return all parameters and buffers as a safetensors file."""
     state = tensors_of(model)
     return b"".join(tensor_chunks(state, state.__getitem__))
 
 
 def save_model(model: nn.Module, path: Path, identity: Sequence[int] | None = None) -> None:
-    """Write ``model_file`` to ``path``; ``identity``: of the folder that it has to be in."""
+    """Write a model's safetensors file.
+
+    Args:
+        identity: of the folder that ``path`` must be in; None: any folder.
+    """
     state = tensors_of(model)
     save_tensors(state, state.__getitem__, path, identity)
 
@@ -47,16 +52,16 @@ def save_tensors(
     path: Path,
     identity: Sequence[int] | None = None,
 ) -> None:
-    """Write a safetensors file, one tensor after the other: no two are in memory for it.
+    """Write a safetensors file tensor by tensor, so that only one of them is in memory at a time.
 
     Args:
-        shapes: names, with tensors of those types and shapes, which may have no memory.
-        read: a name's tensor.
-        identity: as of ``save_model``.
+        shapes: tensors of the types and shapes to write, by name; they may have no memory.
+        read: returns the tensor of a name.
+        identity: see ``save_model``.
 
     Raises:
-        ConfigError: the format has no such type of numbers.
-        FileError: it cannot be written there.
+        ConfigError: the format does not support a tensor's dtype.
+        FileError: the file cannot be written.
     """
     chunks = tensor_chunks(shapes, read)
     if identity is None:
@@ -67,18 +72,18 @@ def save_tensors(
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """What ``torch.compile`` was given, where the model is what it has returned."""
+    """Return the module inside ``torch.compile``'s wrapper, or the model if it has none."""
     inner: nn.Module = getattr(model, "_orig_mod", model)
     return inner
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """``state_dict()``, names without a compiler's prefix; of extra state only what is a tensor.
+    """Return the tensors of ``state_dict()``, by names without a compiler's prefix.
 
-    What is read from a file of ``save_model`` is held against this.
+    A file written by ``save_model`` holds exactly these.
     """
-    found: dict[str, Any] = uncompiled(model).state_dict()
-    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    state: dict[str, Any] = uncompiled(model).state_dict()
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
 _TYPES = {
@@ -88,13 +93,13 @@ _TYPES = {
     torch.float32: "F32", torch.complex64: "C64", torch.float64: "F64", torch.int64: "I64",
     torch.uint64: "U64",
 }  # fmt: skip
-"""Of numbers, as the format calls them; tensors of later ones lie before those of earlier ones.
+"""The format's names of dtypes; tensors of later dtypes precede those of earlier ones in a file.
 Source: github.com/huggingface/safetensors, "Format" in its README, and Dtype in its tensor.rs."""
 
 
 def tensor_chunks(shapes: Mapping[str, Tensor], read: Callable[[str], Tensor]) -> Iterator[Any]:
-    """The file, piece by piece; see ``save_tensors``."""
-    ranks = {kind: rank for rank, kind in enumerate(_TYPES)}
+    """Yield the file piece by piece; see ``save_tensors``."""
+    ranks = {dtype: rank for rank, dtype in enumerate(_TYPES)}
     header, offset = {}, 0
     for name, tensor in shapes.items():
         if tensor.dtype not in _TYPES:
@@ -117,10 +122,10 @@ def tensor_chunks(shapes: Mapping[str, Tensor], read: Callable[[str], Tensor]) -
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file.
+    """Return the tensors of a safetensors file.
 
     Raises:
-        ConfigError: it is none, or is damaged.
+        ConfigError: the file is missing, has another format, or is damaged.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -129,46 +134,48 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         with open_to_read(path) as file:
             return load_file(name_of(file.fileno(), path))
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        text = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{path} is no whole .safetensors file: {text!s:.300}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path} is not a complete .safetensors file: {reason!s:.300}") from None
 
 
 def write_whole(path: Path, data: bytes | Iterator[Any]) -> None:
     """Write ``data`` so that ``path`` holds either its old content or all of the new one.
 
     Args:
-        data: all of it, or piece by piece.
+        data: all of it, or an iterator over its pieces.
 
     Raises:
         FileError: it cannot be written there.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.parent / part_of(path.name)
-        with open(beside, "xb") as file:  # who may read it follows from the umask, as elsewhere
+        unfinished = path.parent / part_of(path.name)
+        with open(unfinished, "xb") as file:  # its mode follows from the umask, as elsewhere
             lock_part(file.fileno())
             try:
                 file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
                 os.fsync(file.fileno())
-                os.replace(beside, path)
-            except BaseException:  # raised again: no half file stays
-                os.unlink(beside)
+                os.replace(unfinished, path)
+            except BaseException:  # raised again: no incomplete file stays
+                os.unlink(unfinished)
                 raise
     except OSError as error:
         raise FileError(error.errno, f"{error.strerror}: it is not written", str(path)) from error
 
 
-def pack(value: object, tensors: dict[str, Tensor], where: str = "") -> Any:
-    """``value`` as JSON; its tensors are put into ``tensors`` under numbers.
+def pack(value: object, tensors: dict[str, Tensor], where: str = "", _depth: int = 0) -> Any:
+    """Return ``value`` as JSON; its tensors are added to ``tensors``, with numbers as names.
 
     Args:
-        value: None, booleans, numbers, texts, tensors, and lists, tuples and dicts of them.
+        value: None, booleans, numbers, strings, tensors, and lists, tuples and dicts of them.
         where: what it is, for the message.
 
     Raises:
-        ConfigError: something in it is none of these; it is named.
+        ConfigError: something in it is none of these, or nested too deep; the message says where.
     """
+    if _depth > _DEEPEST - 2:
+        raise ConfigError(f"a checkpoint cannot hold {where:.60}...: it is nested too deep")
     if value is None or isinstance(value, str) or type(value) in (bool, int):
         return value
     if type(value) is float:
@@ -179,21 +186,28 @@ def pack(value: object, tensors: dict[str, Tensor], where: str = "") -> Any:
         return {"tensor": name}
     if isinstance(value, Mapping):
         kind = "counter" if isinstance(value, collections.Counter) else "dict"
-        pairs = ((key, one, f"{where}[{key!r}]") for key, one in value.items())
-        return {kind: [[pack(k, tensors, w), pack(one, tensors, w)] for k, one, w in pairs]}
+        places = ((key, item, f"{where}[{key!r}]") for key, item in value.items())
+        return {
+            kind: [
+                [pack(key, tensors, place, _depth + 2), pack(item, tensors, place, _depth + 2)]
+                for key, item, place in places
+            ]
+        }
     if isinstance(value, list | tuple | collections.deque) and not hasattr(value, "_fields"):
-        if all(type(item) is int for item in value):  # as random states have hundreds of
+        is_deque = isinstance(value, collections.deque)
+        if all(type(item) is int for item in value):  # random states have hundreds of them
             rows = list(value)
         else:
-            rows = [pack(one, tensors, f"{where}[{i}]") for i, one in enumerate(value)]
+            depth = _depth + 1 + is_deque
+            rows = [pack(item, tensors, f"{where}[{i}]", depth) for i, item in enumerate(value)]
         if isinstance(value, collections.deque):
             return {"deque": [rows, value.maxlen]}
         return {"tuple": rows} if isinstance(value, tuple) else rows
-    return _pack_number(value, tensors, where)
+    return _pack_number(value, tensors, where, _depth)
 
 
 def can_be_packed(value: object) -> bool:
-    """Whether ``pack`` takes it."""
+    """Return whether ``pack`` supports this value."""
     try:
         pack(value, {})
     except ConfigError:
@@ -201,41 +215,41 @@ def can_be_packed(value: object) -> bool:
     return True
 
 
-def _pack_number(value: object, tensors: dict[str, Tensor], where: str) -> Any:
-    """Numbers and arrays of NumPy, which schedulers and samplers like to hold."""
-    if type(value).__module__ == "numpy":
+def _pack_number(value: object, tensors: dict[str, Tensor], where: str, depth: int) -> Any:
+    """Pack a number or an array of NumPy, which schedulers and samplers often hold."""
+    if type(value).__module__ == "numpy" and hasattr(value, "ndim"):
         array: Any = value
-        if array.ndim == 0:
-            return pack(array.item(), tensors, where)
+        if array.ndim == 0 and type(item := array.item()).__module__ != "numpy":
+            return pack(item, tensors, where, depth)
         try:
-            return {"array": pack(torch.from_numpy(array.copy()), tensors, where)}
-        except TypeError:
+            return {"array": pack(torch.from_numpy(array.copy()), tensors, where, depth)}
+        except TypeError:  # torch has no such dtype
             pass
     raise ConfigError(
         f"a checkpoint cannot hold {where or 'this'}: it is a {type(value).__name__}; numbers, "
-        "texts, tensors, and lists, tuples and dicts of them can be kept"
+        "strings, tensors, and lists, tuples and dicts of them can be kept"
     )
 
 
 def unpack(value: Any, tensors: Mapping[str, Tensor], _depth: int = 0) -> Any:
-    """What ``pack`` was given.
+    """Return the value that ``pack`` was given.
 
     Raises:
-        ConfigError: it was not written by ``pack``.
+        ConfigError: ``value`` was not written by ``pack``.
     """
     if _depth > _DEEPEST:
-        raise ConfigError("what was packed is nested too deep")
+        raise ConfigError("a packed value is nested too deep")
     if isinstance(value, list):
         return [unpack(item, tensors, _depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) != 1:
-        raise ConfigError(f"what was packed has {len(value)} keys, not one")
+        raise ConfigError(f"a packed value has {len(value)} keys instead of one")
     ((kind, body),) = value.items()
     try:
         return _unpack(kind, body, tensors, _depth + 1)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"what was packed as {kind!r:.40} is broken: {error!r:.200}") from None
+        raise ConfigError(f"a packed {kind!r:.40} is damaged: {error!r:.200}") from None
 
 
 def _unpack(kind: str, body: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
@@ -247,12 +261,12 @@ def _unpack(kind: str, body: Any, tensors: Mapping[str, Tensor], depth: int) -> 
         return float(body)
     rows = [unpack(row, tensors, depth) for row in body]
     if kind == "deque":
-        values, most = rows
-        return collections.deque(values, most)
+        values, maxlen = rows
+        return collections.deque(values, maxlen)
     if kind == "tuple":
         return tuple(rows)
     if kind == "dict":
         return dict(rows)
     if kind == "counter":
         return collections.Counter(dict(rows))
-    raise ConfigError(f"what was packed is of the unknown kind {kind!r:.40}")
+    raise ConfigError(f"a packed value has the unknown kind {kind!r:.40}")

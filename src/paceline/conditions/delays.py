@@ -1,16 +1,16 @@
-"""Stragglers to order: how much longer a worker takes for a mini-batch.
+"""Injected stragglers: how much longer a worker takes for a mini-batch.
 
     20ms                always
     exp:20ms            exponential, mean 20 ms
     pareto:2,10ms       Pareto, shape 2, at least 10 ms (a heavy tail)
     lognormal:0.5,10ms  log-normal, sigma 0.5, median 10 ms
     weibull:1.5,10ms    Weibull, shape 1.5, scale 10 ms
-    list:8ms,9ms,30ms   one of these, each as likely
+    list:8ms,9ms,30ms   one of these, with equal probability
     10ms+exp:5ms        the sum of any of these
     1=exp:20ms          for worker 1 alone
 
-A delay is a value and its randomness an argument, so the same seed gives the same stragglers in a
-run and in a simulation of it. It must not know who sleeps, nor on which clock.
+A delay is a value, and its random generator an argument, so the same seed gives the same stragglers
+in a run and in a simulation of it. It must not know who sleeps, nor on which clock.
 """
 
 import functools
@@ -28,17 +28,17 @@ _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 _EXAMPLES = "20ms, exp:20ms, 10ms+exp:5ms, pareto:2,10ms, 1=exp:20ms (worker 1 alone)"
 _NUM_SUMS = 100_000
-"""Draws that stand for a sum of several random terms: its middle is right to about 0.3 %. Of many
+"""Draws that represent a sum of several random terms: its median is right to about 0.3 %. For many
 terms fewer sums are drawn."""
 _LEAST_SPREAD = 1e-6
-"""Between the quartiles, of the median: below it two draws may be one float."""
+"""Spread between the quartiles, relative to the median; below it two draws may be equal floats."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
-    """The sum of its terms; ``text`` is what it was written as."""
+    """The sum of its terms; ``text`` is how it was written."""
 
     text: str
     terms: tuple[Term, ...]
@@ -49,7 +49,7 @@ class Delay:
 
     @property
     def has_density(self) -> bool:
-        """Whether draws are spread so far that no two are ever alike."""
+        """Whether the draws are spread so widely that no two are ever equal."""
         least_s = _LEAST_SPREAD * math.fsum(term.exceeded_s(0.5) for term in self.terms)
         return any(
             not isinstance(term, Constant | Empirical)
@@ -58,15 +58,15 @@ class Delay:
         )
 
     def stretched(self, factor: float) -> "Delay":
-        """This delay with all of its times multiplied by ``factor``."""
+        """Return this delay with all of its times multiplied by ``factor``."""
         return replace(self, terms=tuple(_stretched(term, factor) for term in self.terms))
 
     def sample(self, rng: random.Random) -> float:
-        """One draw, in seconds; draws of ``rng`` in the order of the terms."""
+        """Return one draw, in seconds; the terms use ``rng`` in their order."""
         return math.fsum(term.drawer(rng)() for term in self.terms)
 
     def drawer(self, rng: random.Random) -> Callable[[], float]:
-        """The draws of ``sample`` with ``rng``, one a call, faster."""
+        """Return a function that draws as ``sample`` with ``rng``, but faster."""
         draws = [term.drawer(rng) for term in self.terms]
         if len(draws) == 1:
             return draws[0]
@@ -76,63 +76,66 @@ class Delay:
         return lambda: math.fsum(draw() for draw in draws)
 
     def exceeded_s(self, share: float) -> float:
-        """The time x with P(X > x) = share.
+        """Return the time x with P(X > x) = share.
 
-        Exact for at most one random term; a sum of several is 100,000 seeded draws.
+        Exact for at most one random term; for a sum of several, estimated by 100,000 seeded draws.
         """
         shift_s = math.fsum(term.mean_s for term in self.terms if isinstance(term, Constant))
-        rest = tuple(term for term in self.terms if not isinstance(term, Constant))
-        if not rest:
+        random_terms = tuple(term for term in self.terms if not isinstance(term, Constant))
+        if not random_terms:
             return shift_s
-        return shift_s + (rest[0] if len(rest) == 1 else _drawn(rest)).exceeded_s(share)
+        return shift_s + (
+            random_terms[0] if len(random_terms) == 1 else _drawn(random_terms)
+        ).exceeded_s(share)
 
     def __str__(self) -> str:
         return self.text
 
 
 def _stretched(term: Term, factor: float) -> Term:
-    """Every field that is in seconds, by its name, times ``factor``."""
-    given = {field.name: getattr(term, field.name) for field in fields(term)}  # type: ignore[arg-type]  # each is a dataclass
-    longer = {
-        name: tuple(factor * each for each in value) if isinstance(value, tuple) else factor * value
-        for name, value in given.items()
+    """Return the term with every field in seconds, by its name, multiplied by ``factor``."""
+    values = {field.name: getattr(term, field.name) for field in fields(term)}  # type: ignore[arg-type]  # each is a dataclass
+    stretched = {
+        name: tuple(factor * item for item in value) if isinstance(value, tuple) else factor * value
+        for name, value in values.items()
         if name.endswith("_s")
     }
-    return replace(term, **longer)  # type: ignore[type-var]  # the same
+    return replace(term, **stretched)  # type: ignore[type-var]  # the same
 
 
 NO_DELAY = Delay(text="no delay", terms=())
-"""Nothing beside what a machine takes."""
+"""No time besides what a machine takes."""
 
 
 @functools.lru_cache(maxsize=16)
 def _drawn(terms: tuple[Term, ...]) -> Empirical:
+    """Return the distribution of a sum, from seeded draws."""
     rng = random.Random(0)
-    count = max(5_000, min(_NUM_SUMS, 8 * _NUM_SUMS // len(terms)))
+    num_sums = max(5_000, min(_NUM_SUMS, 8 * _NUM_SUMS // len(terms)))
     draws = [term.drawer(rng) for term in terms]
-    return Empirical(values_s=tuple(sum(draw() for draw in draws) for _ in range(count)))
+    return Empirical(values_s=tuple(sum(draw() for draw in draws) for _ in range(num_sums)))
 
 
 def parse_delay(text: str) -> Delay:
-    """The delay that ``text`` describes.
+    """Return the delay that ``text`` describes.
 
     Raises:
-        ConfigError: it describes none; the part that is wrong is named.
+        ConfigError: ``text`` is invalid; the message quotes the wrong part.
 
     Example:
         >>> parse_delay("10ms+exp:5ms").mean_s
         0.015
     """
-    # A plus inside a number's exponent (1e+3ms) joins no terms.
+    # A plus inside a number's exponent (1e+3ms) does not separate terms.
     parts = re.split(r"(?<!\de)\+", text.replace(" ", "").lower())
     return Delay(text=text.strip(), terms=tuple(_term(part, text) for part in parts))
 
 
 def parse_delays(values: Sequence[str], num_workers: int) -> tuple[Delay | None, ...]:
-    """The delay of each worker 0..num_workers-1; one given for a worker goes before one for all.
+    """Return the delay of each worker 0..num_workers-1; one for a worker overrides one for all.
 
     Raises:
-        ConfigError: one is no delay, names no worker of the run, or is given twice.
+        ConfigError: a delay is invalid, names no worker of the run, or is given twice.
     """
     for_all: Delay | None = None
     for_one: dict[int, Delay] = {}
@@ -153,7 +156,14 @@ def parse_delays(values: Sequence[str], num_workers: int) -> tuple[Delay | None,
 
 
 def parse_seconds(text: str, value: str, setting: str) -> float:
-    """A time with its unit, as part of ``value``. Raises ConfigError, which names the setting."""
+    """Return the seconds of a time with its unit.
+
+    Args:
+        value: the setting's whole value, of which ``text`` is a part.
+
+    Raises:
+        ConfigError: ``text`` is not a time; the message names the setting.
+    """
     try:
         return _seconds(text.lower(), text)
     except ConfigError as error:
@@ -185,7 +195,7 @@ _SHAPED = {
     "lognormal": ("a sigma and a median", "sigma", "median"),
     "weibull": ("a shape and a scale", "shape", "scale"),
 }
-"""Kinds written as a number and a time: what they need, and how both are called."""
+"""Kinds written as a number and a time: what they need, and the names of both."""
 
 
 def _shaped(kind: str, rest: str, text: str) -> Term:
@@ -199,14 +209,14 @@ def _shaped(kind: str, rest: str, text: str) -> Term:
         raise _refused(text, f"the {shape_name} of {kind} must be > {least}{why}, got {shape_text}")
     if scale_s == 0:
         raise _refused(text, f"the {scale_name} of {kind} must be > 0, got 0")
-    made: Term = Pareto(shape=shape, scale_s=scale_s)
+    term: Term = Pareto(shape=shape, scale_s=scale_s)
     if kind == "lognormal":
-        made = LogNormal(sigma=shape, median_s=scale_s)
+        term = LogNormal(sigma=shape, median_s=scale_s)
     elif kind == "weibull":
-        made = Weibull(shape=shape, scale_s=scale_s)
-    if not _is_finite(made):
+        term = Weibull(shape=shape, scale_s=scale_s)
+    if not _is_finite(term):
         raise _refused(text, f"its mean is not finite with {shape_name} {shape_text}")
-    return made
+    return term
 
 
 def _is_finite(term: Term) -> bool:
@@ -219,11 +229,11 @@ def _is_finite(term: Term) -> bool:
 def _seconds(part: str, text: str) -> float:
     match = re.fullmatch(rf"({NUMBER})([a-z]*)", part)
     if match is None:
-        raise _refused(text, f"{part!r} is no time")
+        raise _refused(text, f"{part!r} is not a time")
     number, unit = match.groups()
     if unit not in _UNITS_S:
-        has = f"the unit {unit!r}" if unit else "no unit"
-        raise _refused(text, f"{part!r} has {has}, wanted one of {', '.join(_UNITS_S)}")
+        unit_text = f"the unit {unit!r}" if unit else "no unit"
+        raise _refused(text, f"{part!r} has {unit_text}, wanted one of {', '.join(_UNITS_S)}")
     seconds = float(number) * _UNITS_S[unit]
     if not 0 <= seconds < math.inf:
         raise _refused(text, f"a time must be >= 0 and finite, got {part!r}")
@@ -235,9 +245,11 @@ def _refused(text: str, reason: str) -> ConfigError:
 
 
 def parse_worker(text: str, value: str, setting: str, num_workers: int) -> int:
-    """The number of a worker of the run. Raises ConfigError, which names the setting."""
-    if not re.fullmatch(r"\d+", text.strip()):
-        raise ConfigError(f"{setting} {value!r}: {text!r} is no worker; write a number, as in 1=")
+    """Return the number of a worker of the run. ConfigError: it is none; the setting is named."""
+    if not re.fullmatch(r"\d{1,18}", text.strip()):
+        raise ConfigError(
+            f"{setting} {value!r}: {text!r} is not a worker; write a number, as in 1="
+        )
     worker = int(text)
     if worker >= num_workers:
         raise ConfigError(
@@ -247,8 +259,10 @@ def parse_worker(text: str, value: str, setting: str, num_workers: int) -> int:
     return worker
 
 
-def set_once(found: dict[int, T], worker: int, value: T, text: str, setting: str) -> None:
-    """What a worker has; ConfigError, which names the setting, where it has one already."""
-    if worker in found:
-        raise ConfigError(f"{setting} {text!r}: worker {worker} has one already; give each once")
-    found[worker] = value
+def set_once(by_worker: dict[int, T], worker: int, item: T, text: str, setting: str) -> None:
+    """Set a worker's value. ConfigError: it has one already; the setting is named."""
+    if worker in by_worker:
+        raise ConfigError(
+            f"{setting} {text!r}: worker {worker} has one already; give each worker one"
+        )
+    by_worker[worker] = item

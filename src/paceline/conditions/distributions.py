@@ -1,4 +1,4 @@
-"""Distributions of a time, one class each: its mean, its draws and its tail.
+"""Distributions of a time, one class each, with mean, draws and tail.
 
     class         written as        P(X > x)                              mean
     Constant      20ms              1 for x < value                       value
@@ -30,15 +30,15 @@ class Term(Protocol):
     def mean_s(self) -> float: ...
 
     def drawer(self, rng: random.Random) -> Callable[[], float]:
-        """Draws with ``rng``, one a call."""
+        """Return a function that makes one draw with ``rng`` per call."""
 
     def exceeded_s(self, share: float) -> float:
-        """The time x with P(X > x) = share, 0 < share < 1."""
+        """Return the time x with P(X > x) = share, 0 < share < 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """Always ``mean_s``; draws nothing."""
+    """Always ``mean_s``; does not use the random generator."""
 
     mean_s: float
 
@@ -57,7 +57,7 @@ class Exponential:
     mean_s: float
 
     def drawer(self, rng: random.Random) -> Callable[[], float]:
-        # What expovariate computes, without its call: half the time of a draw.
+        # As expovariate, but inline: half the time of a draw.
         uniform, log, rate_per_s = rng.random, math.log, 1.0 / self.mean_s
         return lambda: -log(1.0 - uniform()) / rate_per_s
 
@@ -124,7 +124,7 @@ class Weibull:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Empirical:
-    """One of the values that were measured, each as likely; ``values_s`` are kept sorted."""
+    """One of the measured values, with equal probability; ``values_s`` are kept sorted."""
 
     values_s: tuple[float, ...]
 
@@ -136,9 +136,9 @@ class Empirical:
         return math.fsum(self.values_s) / len(self.values_s)
 
     def drawer(self, rng: random.Random) -> Callable[[], float]:
-        values_s, uniform, count = self.values_s, rng.random, len(self.values_s)
-        return lambda: values_s[int(uniform() * count)]
+        values_s, uniform, num_values = self.values_s, rng.random, len(self.values_s)
+        return lambda: values_s[int(uniform() * num_values)]
 
     def exceeded_s(self, share: float) -> float:
-        count = len(self.values_s)
-        return self.values_s[min(count - 1, int((1.0 - share) * count))]
+        num_values = len(self.values_s)
+        return self.values_s[min(num_values - 1, int((1.0 - share) * num_values))]

@@ -2,19 +2,19 @@
 
     kill worker 1 at update 100                 SIGKILL, as by the kernel: nothing is cleaned up
     stop worker 2 at step 50 for 5s             SIGSTOP, and SIGCONT after five seconds
-    slow worker 3 at 10s for 10s by 10x         ten times its own pace for ten seconds
+    slow worker 3 at 10s for 10s by 10x         steps take ten times as long for ten seconds
     raise in worker 0 at update 20              an exception in the middle of its step
     drop push of worker 1 at update 30          its push is lost on the way
-    delay push of worker 1 at update 30 by 1s   or comes a second late
-    kill launcher at update 60                  the process that all others are children of
+    delay push of worker 1 at update 30 by 1s   its push arrives a second late
+    kill launcher at update 60                  the parent process of all others
     fill disk at 5s for 2s                      nothing can be written
-    corrupt trace.jsonl at update 40            a file of the run's folder has a byte flipped
+    corrupt trace.jsonl at update 40            a byte of a file in the run's folder is flipped
 
-When: ``update N``, the worker's first step on parameters of version N or later; ``step N``, its
-own N-th step, from 1; ``10s``, so long after the first epoch has opened. A fault in a worker's step
-happens after its gradient is computed and before it is pushed. The simulated, inline and local
-engines use the same plan, and each fault happens once, even if its worker has several lives.
-It must not know how anything is done to a worker.
+When: ``update N``, at the worker's first step on parameters of version N or later; ``step N``, at
+its own N-th step, from 1; ``10s``, at this time after the first epoch has opened. A fault in a
+worker's step happens after its gradient is computed and before it is pushed. The simulated, inline
+and local engines use the same plan, and each fault happens once, even if its worker is replaced.
+It must not know how a fault is carried out.
 """
 
 import enum
@@ -41,7 +41,7 @@ class Kind(enum.Enum):
 
     @property
     def is_of_worker(self) -> bool:
-        """Whether it happens to one worker rather than the machine."""
+        """Whether it happens to one worker, not to the machine."""
         return " worker W " in self.value
 
 
@@ -63,10 +63,10 @@ class Fault:
         worker: the worker it happens to; None: the machine.
         update: at the worker's first step on this version (or once the run has it), from 0.
         step: at this step of the worker, from 1.
-        at_s: so many seconds after the first epoch has opened.
-        for_s: how long a stop, a slow phase or a full disk lasts; how late a push is.
-        factor: how many times as slow.
-        file: below the run's folder.
+        at_s: seconds after the first epoch has opened.
+        for_s: duration of a stop, a slow phase or a full disk; delay of a push.
+        factor: how many times longer a step takes.
+        file: path in the run's folder.
     """
 
     kind: Kind
@@ -112,10 +112,10 @@ class FaultPlan:
 
     @classmethod
     def parse(cls, texts: Sequence[str], num_workers: int) -> "FaultPlan":
-        """The plan that these lines describe.
+        """Return the plan that these lines describe.
 
         Raises:
-            ConfigError: one is not of a known form, or names no worker of the run.
+            ConfigError: a line has no known form, or names no worker of the run.
         """
         return cls(faults=tuple(_parse(text, num_workers) for text in texts))
 
@@ -123,16 +123,16 @@ class FaultPlan:
         return bool(self.faults)
 
     def of_worker(self, worker: int) -> tuple[Fault, ...]:
-        """The faults of this worker."""
+        """Return the faults of this worker."""
         return tuple(fault for fault in self.faults if fault.worker == worker)
 
     def without(self, happened: Sequence[str]) -> "FaultPlan":
-        """The plan without the faults that have already happened, one for each line."""
-        left = list(happened)
+        """Return the plan without the faults that have happened, one for each line."""
+        remaining = list(happened)
         kept = []
         for fault in self.faults:
-            if str(fault) in left:
-                left.remove(str(fault))
+            if str(fault) in remaining:
+                remaining.remove(str(fault))
             else:
                 kept.append(fault)
         return FaultPlan(faults=tuple(kept))
@@ -141,38 +141,37 @@ class FaultPlan:
 class WorkerFaults:
     """The faults of one live worker, step by step: what happens now, and how slow it is.
 
-    Kills and stops at a clock time are not included: they come from outside, wherever the worker
-    is then.
+    Kills and stops at a clock time are not included: another process carries them out.
 
     Args:
         faults: of this worker, without those that have already happened.
     """
 
     def __init__(self, faults: Sequence[Fault]) -> None:
-        self._left = [
+        self._remaining = [
             fault for fault in faults if fault.at_s is None or fault.kind not in _FROM_OUTSIDE
         ]
         self._slow: list[tuple[float, float]] = []
-        """Until when, and by which factor."""
+        """The end and the factor of each slow phase."""
         self._step = 0
 
     def __bool__(self) -> bool:
-        return bool(self._left or self._slow)
+        return bool(self._remaining or self._slow)
 
     def due(self, version: int, now_s: float) -> list[Fault]:
-        """The faults of this worker's next step.
+        """Return the faults of this worker's next step.
 
         Args:
-            version: of the parameters that the step uses.
-            now_s: since the first epoch opened.
+            version: version of the parameters that the step uses.
+            now_s: seconds since the first epoch opened.
         """
         self._step += 1
-        due = [fault for fault in self._left if self._is_due(fault, version, now_s)]
-        for fault in due:
-            self._left.remove(fault)
+        due_faults = [fault for fault in self._remaining if self._is_due(fault, version, now_s)]
+        for fault in due_faults:
+            self._remaining.remove(fault)
             if fault.kind is Kind.SLOW:
                 self._slow.append((now_s + fault.for_s, fault.factor))
-        return due
+        return due_faults
 
     def _is_due(self, fault: Fault, version: int, now_s: float) -> bool:
         if fault.update is not None:
@@ -182,7 +181,7 @@ class WorkerFaults:
         return fault.at_s is not None and now_s >= fault.at_s
 
     def factor(self, now_s: float) -> float:
-        """How many times longer a step that ends now takes; the slowest phase counts."""
+        """Return how many times longer a step that ends now takes; the slowest phase counts."""
         self._slow = [slowdown for slowdown in self._slow if slowdown[0] > now_s]
         return max((factor for _, factor in self._slow), default=1.0)
 
@@ -193,8 +192,10 @@ def _parse(text: str, num_workers: int) -> Fault:
         match = re.fullmatch(_pattern(kind), line, re.IGNORECASE)
         if match is not None:
             return _fault(kind, match.groupdict(), text, num_workers)
-    near = [kind.value for kind in Kind if kind.value.split()[0] == line.partition(" ")[0].lower()]
-    forms = "; ".join(near or [kind.value for kind in Kind])
+    similar = [
+        kind.value for kind in Kind if kind.value.split()[0] == line.partition(" ")[0].lower()
+    ]
+    forms = "; ".join(similar or [kind.value for kind in Kind])
     raise ConfigError(f"fault {text!r} must read like {_EXAMPLE!r}; its forms: {forms}")
 
 
@@ -203,16 +204,18 @@ def _pattern(kind: Kind) -> str:
     return " ".join(patterns.get(word, re.escape(word)) for word in kind.value.split())
 
 
-def _fault(kind: Kind, words: dict[str, str | None], text: str, num_workers: int) -> Fault:
-    worker, when = words.get("worker"), (words["when"] or "").lower()
+def _fault(kind: Kind, fields: dict[str, str | None], text: str, num_workers: int) -> Fault:
+    worker, when = fields.get("worker"), (fields["when"] or "").lower()
     unit, _, number = when.partition(" ")
     count = None
     if number:
         least = 1 if unit == "step" else 0
-        if not number.isdigit() or int(number) < least:
-            raise ConfigError(f"fault {text!r}: {number!r} is no {unit}; write {unit} {least + 99}")
+        if not re.fullmatch(r"\d{1,18}", number) or int(number) < least:
+            raise ConfigError(
+                f"fault {text!r}: {number!r} is not a valid {unit}; write {unit} {least + 99}"
+            )
         count = int(number)
-    time, factor = words.get("time"), words.get("factor")
+    time, factor = fields.get("time"), fields.get("factor")
     return Fault(
         kind=kind,
         worker=None if worker is None else parse_worker(worker, text, "fault", num_workers),
@@ -221,7 +224,7 @@ def _fault(kind: Kind, words: dict[str, str | None], text: str, num_workers: int
         at_s=None if number else parse_seconds(when, text, "fault"),
         for_s=0.0 if time is None else parse_seconds(time, text, "fault"),
         factor=1.0 if factor is None else _factor(factor, text),
-        file=_file(words.get("file"), text),
+        file=_file(fields.get("file"), text),
     )
 
 
@@ -231,12 +234,12 @@ def _factor(number: str, text: str) -> float:
     except ValueError:
         factor = 0.0
     if not 1.0 <= factor < 1e6:
-        raise ConfigError(f"fault {text!r}: {number!r} is no factor of at least 1; write 10x")
+        raise ConfigError(f"fault {text!r}: {number!r} is not a factor of at least 1; write 10x")
     return factor
 
 
 def _file(name: str | None, text: str) -> str:
-    """A name below the run's folder. ConfigError: it is outside."""
+    """Return the path of a file in the run's folder. ConfigError: it is outside."""
     if name is not None and (name.startswith("/") or ".." in name.split("/")):
         raise ConfigError(f"fault {text!r}: name a file inside the run's folder: trace.jsonl")
     return name or ""

@@ -1,21 +1,21 @@
-"""What a machine takes beside the delays that are ordered: the exchange, the computing, its cores.
+"""The time that a machine takes besides injected delays: exchange, computing, shared cores.
 
-    granted --apply--> ... --a core is free--> exchange, work --ordered delay--> the push is there
-       |  only after an update: the new       |  holds the core               |  holds none
+    granted --apply--> ... --a core is free--> exchange, work --injected delay--> the push arrives
+       |  only after an update: the new       |  holds the core                |  holds none
        |  version has to be written first     |
 
-    pushed --add--> ... --apply--> the version is there       the sum is one: who pushes at the same
-       |   unless it is the only push of its update           time adds one after the other
+    pushed --add--> ... --apply--> the version is there       there is one sum: simultaneous pushes
+       |   unless it is the only push of its update           are added one after the other
 
-Workers that share cores take turns at them: who has waited longest computes next, a slice of time.
+Workers that share cores take turns: the one that has waited longest gets the next time slice.
 
-    wants a core --free--> turn --its slice is over--> the next one's turn, and to the queue's end
-                 `--none--> queue                  `--nothing is left to do--> done
+    wants a core --free--> turn --the slice ends--> the next worker's turn, and to the queue's end
+                 `--none--> queue               `--nothing is left to do--> done
 
-Who computes for less than a slice has a core until it is done, as processes on a machine do; who
-computes for far longer gets an equal share of the cores, all the time. So two workers that begin
-together on one core are done at about the same time, and calling one off, which gives its core
-back, makes the other faster. It must not know protocols, nor where the numbers were measured.
+A worker that computes for less than a slice keeps its core until it is done, as processes on a
+machine do; one that computes for far longer gets an equal share of the cores all the time. So two
+workers that begin together on one core end at about the same time, and cancelling one, which frees
+its core, makes the other faster. It must not know protocols, nor where the numbers were measured.
 """
 
 import math
@@ -30,36 +30,36 @@ from .delays import Delay
 
 Draw = Callable[[], float]
 SLICE_S = 3e-3
-"""What Linux lets a process compute while others wait (EEVDF, 2.8 ms on eight cores and more)."""
+"""How long Linux lets a process compute while others wait (EEVDF, 2.8 ms on 8 or more cores)."""
 _MOST_TURNS = 20
-"""For the ticket that takes least: more would cost events and change nothing."""
+"""Limit of turns for the shortest ticket: more would cost events and change nothing."""
 NUM_STRETCHES, _FEWEST_IN_A_STRETCH = 8, 5
 _LASTING = 4
-"""Stretches of 2.5 s after which a shared machine's speed has forgotten two thirds of what it was:
-measured over nine minutes of LeNet on both of two cores."""
+"""Stretches of 2.5 s after which the autocorrelation of a shared machine's speed has fallen to one
+third: measured over nine minutes of LeNet on both of two cores."""
 _GRAIN = 1e-6
-"""Of a slice: what is less than this is what rounding left."""
+"""Share of a slice; less than this left to compute is a rounding error."""
 
 
 class Drift(NamedTuple):
-    """How much a machine's speed changed while it was measured, for `NUM_STRETCHES` stretches.
+    """How much a machine's speed changed while it was measured, over `NUM_STRETCHES` stretches.
 
     Attributes:
-        relative: standard deviation of its speed between stretches, of its mean.
-        stretch_s: how long each was.
+        relative: standard deviation of its speed between stretches, relative to the mean.
+        stretch_s: length of each stretch.
     """
 
     relative: float = 0.0
     stretch_s: float = 0.0
 
     def error(self, run_s: float) -> float:
-        """Relative standard error of what was measured, for a run of so many seconds.
+        """Return the relative standard error of the measured times for a run of ``run_s``.
 
-        Both are means over stretches, of those that were measured and of those that come, and
-        about `_LASTING` in a row are alike.
+        The measurement and the run are means over stretches, of which about `_LASTING` in a row
+        are alike.
         """
-        measured, coming = _LASTING / NUM_STRETCHES, min(1.0, _LASTING * self.stretch_s / run_s)
-        return self.relative * math.sqrt(measured + coming)
+        of_measured, of_run = _LASTING / NUM_STRETCHES, min(1.0, _LASTING * self.stretch_s / run_s)
+        return self.relative * math.sqrt(of_measured + of_run)
 
 
 STEADY = Drift()
@@ -67,20 +67,20 @@ STEADY = Drift()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What was measured on a machine, or is assumed of one.
+    """The times of a machine, measured or assumed.
 
     Args:
-        text: where it is from, for people.
-        work: computing of a mini-batch, by worker.
-        exchange: what a worker needs beside it from a grant to the next push, by worker.
-        add_s: seconds that adding a push to the sum of its update takes.
-        apply_s: seconds from there until the update's new version can be pulled.
-        pause_s: seconds from the end of an epoch to the first work of the next: evaluation.
-        cores: that the workers share; None: each has its own.
-        threads: of each worker: while it computes it holds so many of the cores.
-        drift: how much its speed changed while it was measured.
-        mini_batch_size: samples that each was measured with; 0: nobody knows.
-        batch_size: samples that an update averaged then (per local step); 0: nobody knows.
+        text: where they come from, for people.
+        work: time to compute a mini-batch, by worker.
+        exchange: a worker's other time from a grant to the next push, by worker.
+        add_s: time to add a push to the sum of its update.
+        apply_s: time from there until the update's new version can be pulled.
+        pause_s: time from the end of an epoch to the first work of the next: evaluation.
+        cores: cores that the workers share; None: each has its own.
+        threads: threads of each worker, which hold as many cores while it computes.
+        drift: how much the machine's speed changed while it was measured.
+        mini_batch_size: samples of the measured mini-batches; 0: unknown.
+        batch_size: samples that an update averaged then (per local step); 0: unknown.
     """
 
     text: str
@@ -96,7 +96,7 @@ class Machine:
     batch_size: int = 0
 
     def stretched(self, factor: float) -> "Machine":
-        """This machine with everything that it does ``factor`` times as long."""
+        """Return this machine with all of its times multiplied by ``factor``."""
         return replace(
             self, work=tuple(times.stretched(factor) for times in self.work),
             exchange=tuple(times.stretched(factor) for times in self.exchange),
@@ -106,20 +106,20 @@ class Machine:
 
 
 def places(cores: int, threads: int) -> int:
-    """How many workers of so many threads compute at a time."""
+    """Return how many workers with ``threads`` threads each compute at the same time."""
     return max(1, cores // threads)
 
 
 def drift_of(steps: Sequence[tuple[int, float, float]]) -> Drift:
-    """How much a machine's speed changed, from stretch to stretch.
+    """Return how much a machine's speed changed from stretch to stretch.
 
-    What single steps scatter is taken out: only what a whole stretch has in common counts.
+    The variance of single steps is subtracted: only what a whole stretch has in common counts.
 
     Args:
-        steps: of which worker, when it ended, how long it took.
+        steps: of each step its worker, its end, and its length, in seconds.
 
     Returns:
-        A drift of nothing for too few steps to tell.
+        `STEADY` if there are too few steps to tell.
     """
     lengths: dict[int, list[float]] = {}
     for worker, _, length_s in steps:
@@ -138,37 +138,40 @@ def drift_of(steps: Sequence[tuple[int, float, float]]) -> Drift:
 
 
 class CostSum:
-    """Where the pushes of an update are added, one after the other, and the version written.
+    """The store's time: it adds the pushes of an update one by one, and writes the version.
 
     Args:
-        add_s, apply_s: what each takes.
+        add_s, apply_s: time of each addition, and of writing a version.
     """
 
     def __init__(self, add_s: float, apply_s: float) -> None:
         self._add_s, self._apply_s = add_s, apply_s
         self._free_s = 0.0
-        self._pushed_s: list[float] = []  # and not added yet, as far as was asked
+        self._pushed_s: list[float] = []  # times of pushes that are not added yet
         self._is_empty = True
 
     def push(self, at_s: float) -> None:
-        """A push is there."""
+        """Note that a push has arrived."""
         if self._add_s:
             self._pushed_s.append(at_s)
 
     def refuse(self) -> None:
-        """The last push is not used: it is not added."""
+        """Remove the last push, which is not used."""
         if self._pushed_s:
             self._pushed_s.pop()
 
     def ready_s(self, at_s: float, *, is_updated: bool) -> float:
-        """When those can begin who are granted now; ``is_updated``: with a version only now made.
+        """Return when the members that are granted work at ``at_s`` can begin.
 
-        An update of one push alone is made from that push: nothing is added.
+        An update of a single push is made from that push: nothing is added.
+
+        Args:
+            is_updated: whether they begin with a version that is made at ``at_s``.
         """
         pushed_s, self._pushed_s = self._pushed_s, []
         if len(pushed_s) > 1 or not (is_updated and self._is_empty):
-            for one_s in pushed_s:
-                self._free_s = max(self._free_s, one_s) + self._add_s
+            for push_s in pushed_s:
+                self._free_s = max(self._free_s, push_s) + self._add_s
         if is_updated:
             self._free_s = max(self._free_s, at_s) + self._apply_s
         self._is_empty = is_updated or (self._is_empty and not pushed_s)
@@ -176,11 +179,11 @@ class CostSum:
 
 
 class ServerQueue:
-    """One worker at the machine: needs a core while it computes, and then waits out its delay.
+    """One worker on the machine: needs a core while it computes, then waits for its delay.
 
     Args:
-        draws: seconds of an exchange, of computing a mini-batch, of its ordered delay.
-        stretch: when something is done that begins then and takes so long at full speed.
+        draws: return the seconds of an exchange, of a mini-batch's work, of its injected delay.
+        stretch: returns the end of what begins at a time and takes so many seconds at full speed.
     """
 
     def __init__(
@@ -192,16 +195,19 @@ class ServerQueue:
         self._steps: list[tuple[float, float]] = []
 
     def take(self, num_steps: int) -> float:
-        """Take up a ticket: seconds of a core that it needs, for exchange and computing."""
+        """Begin a ticket; return the seconds of a core that it needs, for exchange and work."""
         self.exchange_s = self._exchange()
         self._steps = [(self._work(), self._delay()) for _ in range(num_steps)]
         self.busy_s = self.exchange_s + sum(work_s for work_s, _ in self._steps)
         return self.busy_s
 
     def finish(self, from_s: float, until_s: float) -> tuple[float, float]:
-        """It computed from then to then: when the work began, and when the last delay is over.
+        """Return when the work began and when the last delay ends.
 
-        Where it had to share cores, everything took as many times longer.
+        If it had to share cores, everything took proportionally longer.
+
+        Args:
+            from_s, until_s: when the ticket began and ended to compute.
         """
         share = (until_s - from_s) / self.busy_s if self.busy_s else 1.0
         begun_s = done_s = from_s + share * self.exchange_s
@@ -219,11 +225,11 @@ class Turn(NamedTuple):
 
 
 class Cores:
-    """The cores, whose turn it is, and who waits.
+    """The cores, the current turns, and the members that wait.
 
     Args:
-        num_cores: how many there are; of workers of several threads, how many `places`.
-        slice_s: how long a turn lasts where others wait.
+        num_cores: number of cores; if workers have several threads, of `places`.
+        slice_s: length of a turn while others wait.
     """
 
     def __init__(self, num_cores: int, slice_s: float = SLICE_S) -> None:
@@ -233,10 +239,10 @@ class Cores:
         self._turns: dict[int, Turn] = {}
         self._left_s: dict[int, float] = {}
         self._busy_s: dict[int, float] = {}
-        self._least_s = math.inf  # of them
+        self._least_s = math.inf  # the least of _busy_s
 
     def enter(self, member: int, at_s: float, busy_s: float) -> Turn | None:
-        """A member wants a core for so long; its first turn, if a core is free."""
+        """Add a member that needs a core for ``busy_s``; return its turn, if a core is free."""
         self._left_s[member] = self._busy_s[member] = busy_s
         self._least_s = min(self._least_s, busy_s)
         self._waiting.append(member)
@@ -246,11 +252,11 @@ class Cores:
         return self._next(at_s)
 
     def is_under_way(self, turn: Turn) -> bool:
-        """Whether nobody called it off."""
+        """Return whether the turn was not cancelled."""
         return self._turns.get(turn.member) is turn
 
     def pass_on(self, turn: Turn) -> tuple[bool, Turn | None]:
-        """A turn is over: whether its member is done, and whose turn it is now at this core."""
+        """End a turn; return whether its member is done, and the next turn at this core."""
         member = turn.member
         del self._turns[member]
         self._left_s[member] -= turn.until_s - turn.from_s
@@ -262,7 +268,7 @@ class Cores:
         return is_done, self._next(turn.until_s)
 
     def leave(self, member: int, at_s: float) -> Turn | None:
-        """A member that is not done is called off; whose turn it is if it had a core."""
+        """Remove a cancelled member; return the next turn at its core, if it had one."""
         self._forget(member)
         if self._turns.pop(member, None) is not None:
             return self._next(at_s)
@@ -270,7 +276,7 @@ class Cores:
         return None
 
     def __contains__(self, member: object) -> bool:
-        """Whether this member computes, or waits for a core."""
+        """Return whether this member computes or waits for a core."""
         return member in self._left_s
 
     def _forget(self, member: int) -> None:
@@ -279,7 +285,7 @@ class Cores:
             self._least_s = min(self._busy_s.values(), default=math.inf)
 
     def _next(self, at_s: float) -> Turn | None:
-        """The turn of whoever has waited longest, at a core that is free."""
+        """Give a free core to the member that has waited longest; return its turn."""
         if not self._waiting:
             self._num_free += 1
             return None

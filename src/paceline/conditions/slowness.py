@@ -1,13 +1,13 @@
-"""Workers that are slow: always, in phases that come and go, and what one live worker waits for it.
+"""Slow workers: always, or in phases that come and go, and the delays of one live worker.
 
     always  1=5x            5 times as long for each step
     phases  1=5x@60s/10s    5 times as long for 10 s about every 60 s
 
     speed   1    ------.        .-----------.     .---      two states, Markov: how long each lasts
-            1/F        `--------'           `-----'         is exponential and remembers nothing
+            1/F        `--------'           `-----'         is exponential and memoryless
 
-A step that takes X at full speed advances F times slower inside a slow phase, also when the phase
-begins in its middle. Over a long time a worker is at the pace 1 - q + q/F, with q the share of
+A step that takes X at full speed advances F times slower inside a slow phase, also if the phase
+begins in its middle. In the long run a worker's pace is 1 - q + q/F, where q is the fraction of
 time that is slow. On a live worker a delay is injected, step by step:
 
     seconds a step computed -> seconds to wait
@@ -32,7 +32,7 @@ from .delays import NUMBER, Delay, parse_delays, parse_seconds, parse_worker, se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """``factor`` times as slow for ``slow_s`` seconds on average, every ``fast_s`` on average."""
+    """``factor`` times as slow for ``slow_s`` on average, after ``fast_s`` on average."""
 
     factor: float
     fast_s: float
@@ -40,41 +40,41 @@ class Phases:
 
     @property
     def pace(self) -> float:
-        """Work done a second in the long run, 1 at full speed."""
+        """Work per second in the long run, 1 at full speed."""
         share = self.slow_s / (self.fast_s + self.slow_s)
         return 1.0 - share + share / self.factor
 
 
 class PhasePace:
-    """The phases of one worker, drawn as far as somebody has looked; it begins fast."""
+    """The phases of one worker, drawn as far as they are needed; the first one is fast."""
 
     def __init__(self, phases: Phases, rng: random.Random) -> None:
         self._phases = phases
         self._rng = rng
-        self._is_slow = False  # until the first of the changes
+        self._is_slow = False  # until the first change
         self._changes_s: deque[float] = deque([rng.expovariate(1.0 / phases.fast_s)])
 
     def finish_s(self, start_s: float, work_s: float) -> float:
-        """When a step is done that begins at ``start_s`` and takes ``work_s`` at full speed.
+        """Return when a step ends that begins at ``start_s`` and takes ``work_s`` at full speed.
 
-        ``start_s`` never goes back from one call to the next. It may lie before what the last one
-        returned: that step was called off, and the phases are the same as if it had not been.
+        ``start_s`` never decreases from one call to the next. It may be before the last result:
+        that step was cancelled, which does not change the phases.
         """
         changes_s = self._changes_s
         while changes_s[0] <= start_s:
             self._look_ahead(2)
             changes_s.popleft()
             self._is_slow = not self._is_slow
-        at_s, left_s, number = start_s, work_s, 0
+        at_s, remaining_s, index = start_s, work_s, 0
         while True:
-            slowness = 1.0 if self._is_slow == number % 2 else self._phases.factor
-            room_s = (changes_s[number] - at_s) / slowness
-            if left_s <= room_s:
-                return at_s + left_s * slowness
-            left_s -= room_s
-            at_s = changes_s[number]
-            number += 1
-            self._look_ahead(number + 1)
+            slowness = 1.0 if self._is_slow == index % 2 else self._phases.factor
+            full_speed_s = (changes_s[index] - at_s) / slowness
+            if remaining_s <= full_speed_s:
+                return at_s + remaining_s * slowness
+            remaining_s -= full_speed_s
+            at_s = changes_s[index]
+            index += 1
+            self._look_ahead(index + 1)
 
     def _look_ahead(self, count: int) -> None:
         """Draw until ``count`` changes are known."""
@@ -86,10 +86,11 @@ class PhasePace:
 
 
 def parse_slow(values: Sequence[str], num_workers: int) -> dict[int, float]:
-    """How many times longer each worker that is named takes: ``["1=5x"]`` -> ``{1: 5.0}``.
+    """Return how many times longer each listed worker takes: ``["1=5x"]`` -> ``{1: 5.0}``.
 
     Raises:
-        ConfigError: not of this form, below 1, for no worker of the run, or given twice.
+        ConfigError: a value has another form, is below 1, names no worker of the run, or a worker
+            that has one already.
     """
     factors: dict[int, float] = {}
     for value in values:
@@ -106,14 +107,15 @@ def parse_slow(values: Sequence[str], num_workers: int) -> dict[int, float]:
 
 
 def parse_phases(values: Sequence[str], num_workers: int) -> dict[int, Phases]:
-    """Slow phases: ``["1=5x@60s/10s"]``: worker 1 is 5 times as slow for 10 s about every 60 s.
+    """Return the slow phases of each listed worker.
 
-    ``*=`` is for every worker, each with phases of its own.
+    ``["1=5x@60s/10s"]``: worker 1 is 5 times as slow for 10 s about every 60 s. ``*=`` is for
+    every worker, each with phases of its own.
 
     Raises:
-        ConfigError: as for `parse_slow`, or a phase that takes no time.
+        ConfigError: as for `parse_slow`, or a phase of 0 s.
     """
-    found: dict[int, Phases] = {}
+    by_worker: dict[int, Phases] = {}
     for value in values:
         match = re.fullmatch(rf"([^=]*)=({NUMBER})x?@([^/]+)/(.+)", value.replace(" ", "").lower())
         if match is None:
@@ -125,18 +127,18 @@ def parse_phases(values: Sequence[str], num_workers: int) -> dict[int, Phases]:
         if not fast_s or not slow_s:
             raise ConfigError(f"slow {value!r}: both phases must be > 0 s long")
         phases = Phases(factor=_factor(match[2], value), fast_s=fast_s, slow_s=slow_s)
-        chosen: Sequence[int] = range(num_workers)
+        workers: Sequence[int] = range(num_workers)
         if match[1] != "*":
-            chosen = [parse_worker(match[1], value, "slow", num_workers)]
-        for worker in chosen:
-            set_once(found, worker, phases, value, "slow")
-    return found
+            workers = [parse_worker(match[1], value, "slow", num_workers)]
+        for worker in workers:
+            set_once(by_worker, worker, phases, value, "slow")
+    return by_worker
 
 
 def parse_slowness(
     values: Sequence[str], num_workers: int
 ) -> tuple[dict[int, float], dict[int, Phases]]:
-    """Who is slow always, and who has slow phases: see `parse_slow` and `parse_phases`."""
+    """Return the results of `parse_slow` and `parse_phases`, each for the values of its form."""
     always = [text for text in values if "@" not in text]
     return parse_slow(always, num_workers), parse_phases(
         [text for text in values if "@" in text], num_workers
@@ -147,22 +149,22 @@ def _factor(text: str, value: str) -> float:
     factor = float(text)
     if not 1 <= factor < math.inf:
         raise ConfigError(
-            f"a slow factor must be >= 1 and finite, got {text} in {value!r}; to make one "
-            f"worker the faster one, slow down the others"
+            f"a slow factor must be >= 1 and finite, got {text} in {value!r}; to make one worker "
+            "faster, slow down the others"
         )
     return factor
 
 
 @dataclass(slots=True, kw_only=True)
 class InjectedDelay:
-    """How one live worker is made slow, as ``--delay`` and ``--slow`` ask for.
+    """The delays of one live worker under ``--delay`` and ``--slow``.
 
     Args:
         factor: how many times longer its steps take, always.
-        delay: what a step takes beside computing, before the factor.
-        pace: its slow phases; their clock begins with its first step.
-        rng: what delays are drawn from.
-        num_steps: mini-batches a ticket.
+        delay: time of a step besides computing, before the factor.
+        pace: its slow phases; their clock starts at its first step.
+        rng: the generator that delays are drawn with.
+        num_steps: mini-batches per ticket.
     """
 
     factor: float
@@ -175,10 +177,10 @@ class InjectedDelay:
 
     @classmethod
     def of(cls, context: Context, seat: int) -> "InjectedDelay":
-        """Of the worker at ``seat``; its draws are those of `Conditions.finisher`.
+        """Return the delays of the worker at ``seat``, drawn as by `Conditions.finisher`.
 
         Raises:
-            ConfigError: ``--delay`` or ``--slow`` is nonsense.
+            ConfigError: ``--delay`` or ``--slow`` is invalid.
         """
         factors, phases = parse_slowness(context.slow, context.workers)
         pace = None
@@ -193,15 +195,17 @@ class InjectedDelay:
         )
 
     def catch_up(self, serial: int) -> None:
-        """This ticket's draws are next: those of tickets that were called off too early to need
-        them are passed over, so ticket n has the n-th draw here and in virtual time."""
+        """Skip the draws of tickets before this one that were cancelled before they needed them.
+
+        So ticket n has the n-th draw, as it has in virtual time.
+        """
         if self.delay is not None:
             for _ in range((serial - self._next_serial) * self.num_steps):
                 self.delay.sample(self.rng)
         self._next_serial = max(self._next_serial, serial + 1)
 
     def seconds(self, begun_s: float, now_s: float) -> float:
-        """How long a step waits, from ``now_s`` on, that began at ``begun_s``; draws once."""
+        """Return how long a step that began at ``begun_s`` waits from ``now_s`` on; draws once."""
         delay_s = 0.0 if self.delay is None else self.delay.sample(self.rng)
         work_s = (now_s - begun_s + delay_s) * self.factor
         if self.pace is None:

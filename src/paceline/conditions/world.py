@@ -1,15 +1,15 @@
-"""All that a run is put through, as one value: who takes how long, who is away, what bytes cost.
+"""All conditions of a run as one value: step times, absences, the cost of bytes.
 
     3=10s..60s      worker 3 is away from second 10 to second 60
     3=..10s         it starts 10 seconds late
     3=60s..         it leaves for good
 
     worker --push--> own link: bytes / rate --.
-    worker --push--> own link: bytes / rate ---+--> server: one transfer after the other --> there
-    worker --push--> own link: bytes / rate --'                  (each way by itself)
+    worker --push--> own link: bytes / rate ---+--> server: one transfer after the other --> arrived
+    worker --push--> own link: bytes / rate --'                  (separate for each direction)
 
-Who returns is a new member of the run at the old seat. A transfer is there when its last byte has
-passed both links, and a latency later; who is called off has its bytes on the way all the same. It
+A worker that returns is a new member of the run at the old seat. A transfer arrives one latency
+after its last byte has passed both links; bytes of cancelled work are transferred all the same. It
 must not know protocols or what the bytes are: given a worker and a start it answers with an end.
 
 Source: store and forward with cut-through; the shared server is the hub of the alpha-beta model
@@ -31,17 +31,19 @@ from .slowness import PhasePace, Phases
 
 _UNITS_BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "kbit": 125.0, "Mbit": 125e3,
                 "Gbit": 125e6}  # fmt: skip
+_MOST_BYTES = 1e200
+"""Limit of a number in any unit: far above, its times would not be finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """Bytes an exchange, and what they pass through.
+    """The bytes of an exchange, and the links that they pass.
 
     Args:
-        num_bytes: of a push; a pull has as many.
-        latency_s: from the last byte sent to the last one there.
-        bytes_per_s: of each worker's own link; inf: no limit.
-        server_bytes_per_s: of the server's link, each way, shared by all; inf: no limit.
+        num_bytes: bytes of a push; a pull has as many.
+        latency_s: time from sending the last byte to its arrival.
+        bytes_per_s: rate of each worker's own link; inf: no limit.
+        server_bytes_per_s: rate of the server's link in each direction, shared; inf: no limit.
     """
 
     num_bytes: float
@@ -51,7 +53,7 @@ class Link:
 
 
 class LinkQueue:
-    """One way of the server's link: remembers until when it is taken."""
+    """One direction of the server's link, and until when it is busy."""
 
     def __init__(self, link: Link) -> None:
         self._own_s = link.num_bytes / link.bytes_per_s
@@ -60,36 +62,39 @@ class LinkQueue:
         self._is_free_s = 0.0
 
     def there_s(self, start_s: float) -> float:
-        """When a transfer is there that begins now; asked in the order of time."""
+        """Return when a transfer arrives that begins at ``start_s``; call it in order of time."""
         self._is_free_s = max(start_s, self._is_free_s) + self._server_s
         return max(start_s + self._own_s, self._is_free_s) + self._latency_s
 
 
 def parse_link(link: str | None, server: str | None, num_bytes: float | None) -> Link | None:
-    """The link that ``1ms,100MB/s`` and a server's ``1GB/s`` describe; None where nothing costs.
+    """Return the link that ``1ms,100MB/s`` and a server's ``1GB/s`` describe; None: no link.
 
     Raises:
-        ConfigError: no time or no rate; or a rate without bytes to move, or bytes without one.
+        ConfigError: a time or a rate is invalid, or there is a rate, but no number of bytes.
     """
     if link is None and server is None:
         return None
     latency, comma, rate = (link or "0s").partition(",")
     latency_s = parse_seconds(latency, link or "", "link")
-    own = _bytes_per_s(rate, link or "", "link") if comma else math.inf
-    shared = math.inf if server is None else _bytes_per_s(server, server, "server")
-    if num_bytes is None and min(own, shared) < math.inf:
+    own_bytes_per_s = _bytes_per_s(rate, link or "", "link") if comma else math.inf
+    server_bytes_per_s = math.inf if server is None else _bytes_per_s(server, server, "server")
+    if num_bytes is None and min(own_bytes_per_s, server_bytes_per_s) < math.inf:
         raise ConfigError("a link with a rate needs the bytes of a push: give --bytes, as in 500kB")
     return Link(
-        num_bytes=num_bytes or 0.0, latency_s=latency_s, bytes_per_s=own, server_bytes_per_s=shared
+        num_bytes=num_bytes or 0.0,
+        latency_s=latency_s,
+        bytes_per_s=own_bytes_per_s,
+        server_bytes_per_s=server_bytes_per_s,
     )
 
 
 def parse_bytes(text: str, setting: str = "bytes") -> float:
-    """``500kB`` as a number of bytes. Raises ConfigError."""
+    """Return ``500kB`` as a number of bytes. ConfigError: it is none, or is not finite."""
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)([A-Za-z]*)", text.replace(" ", ""))
-    if match is None or match[2] not in _UNITS_BYTES:
+    if match is None or match[2] not in _UNITS_BYTES or not float(match[1]) < _MOST_BYTES:
         raise ConfigError(
-            f"{setting}: {text!r} is no number of bytes; write it as in 500kB, with one of "
+            f"{setting}: {text!r} is not a number of bytes; write it as in 500kB, with one of "
             f"{', '.join(_UNITS_BYTES)}"
         )
     return float(match[1]) * _UNITS_BYTES[match[2]]
@@ -98,7 +103,7 @@ def parse_bytes(text: str, setting: str = "bytes") -> float:
 def _bytes_per_s(rate: str, text: str, setting: str) -> float:
     amount, slash, unit = rate.partition("/")
     if not slash or unit != "s":
-        raise ConfigError(f"{setting} {text!r}: {rate!r} is no rate; write it as in 100MB/s")
+        raise ConfigError(f"{setting} {text!r}: {rate!r} is not a rate; write it as in 100MB/s")
     per_s = parse_bytes(amount, setting)
     if per_s == 0:
         raise ConfigError(f"{setting} {text!r}: a rate must be > 0, got {rate!r}")
@@ -106,16 +111,16 @@ def _bytes_per_s(rate: str, text: str, setting: str) -> float:
 
 
 Finisher = Callable[[float], float]
-"""When a step is done that begins at this time; each call draws the next step of one worker."""
+"""Returns the end of a step that begins at this time; each call draws a worker's next step."""
 
 
 _SHORTEST_S, _LONGEST_S = 1e-12, 1e12
-"""Of a mean step: beyond, sums of times lose what one step adds."""
+"""Limits of a mean step: beyond them, sums of times lose the time of one step to rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absence:
-    """``worker`` is not there from ``from_s`` until ``until_s`` (inf: for good)."""
+    """``worker`` is away from ``from_s`` until ``until_s`` (inf: for good)."""
 
     worker: int
     from_s: float
@@ -124,17 +129,17 @@ class Absence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What the workers of one run are put through.
+    """The conditions of one run's workers.
 
     Args:
-        delays: the time X of a step, by worker; with a machine, what it takes beside the machine's.
+        delays: the time X of a step, by worker; with a machine, the time besides the machine's.
         slow: how many times longer a worker takes, always.
         phases: slow phases that come and go, by worker.
-        absences: who is away when.
-        link: what a push and a pull cost; None: nothing.
-        machine: what computing and exchange take; None: nothing beside the delays.
-        seed: of all draws. Worker w draws its steps from ``Random(f"{seed}/{w}")``, as it does in
-            a live run, so both see the same stragglers: ticket n of w has its n-th draw.
+        absences: times at which workers are away.
+        link: cost of a push and a pull; None: no cost.
+        machine: time of computing and exchange; None: no time besides the delays.
+        seed: seed of all draws. Worker w draws its steps from ``Random(f"{seed}/{w}")``, as in a
+            live run, so both have the same stragglers: ticket n of w has its n-th draw.
     """
 
     delays: tuple[Delay, ...]
@@ -150,13 +155,13 @@ class Conditions:
             mean_s = self.mean_step_s(worker)
             if mean_s and not _SHORTEST_S <= mean_s <= _LONGEST_S:
                 raise ConfigError(
-                    f"a step of worker {worker} takes {mean_s:.3g} s in the mean ({delay.text}): "
-                    f"wanted is from {_SHORTEST_S:g} to {_LONGEST_S:g} s"
+                    f"a step of worker {worker} takes {mean_s:.3g} s on average ({delay.text}): "
+                    f"it must take from {_SHORTEST_S:g} to {_LONGEST_S:g} s"
                 )
             if not mean_s:
                 raise ConfigError(
-                    f"a step of worker {worker} takes no time ({delay.text}): nothing would ever "
-                    "come first; give it a delay, as in --delay exp:20ms"
+                    f"a step of worker {worker} takes no time ({delay.text}), so a simulation "
+                    "cannot order its steps; give it a delay, as in --delay exp:20ms"
                 )
 
     @property
@@ -165,18 +170,21 @@ class Conditions:
 
     @property
     def is_alike(self) -> bool:
-        """Whether all workers are alike, there all the time, and bytes cost nothing."""
+        """Whether all workers are alike and present all the time, and bytes cost nothing."""
         is_steady = not (self.slow or self.phases or self.absences or self.link or self.machine)
         return is_steady and len(set(self.delays)) == 1
 
     @property
     def is_plain(self) -> bool:
-        """Whether steps take what was drawn, all are there, and no two end at one moment."""
+        """Whether steps take the time drawn, all workers are present, and no two steps end at once.
+
+        Workers may be slow by a constant factor.
+        """
         is_steady = not (self.phases or self.absences or self.link or self.machine)
         return is_steady and all(delay.has_density for delay in set(self.delays))
 
     def mean_step_s(self, worker: int) -> float:
-        """E[X] of a worker in the long run, its factor and its phases included."""
+        """Return E[X] of a worker in the long run, with its factor and its phases."""
         mean_s, machine = self.delays[worker].mean_s, self.machine
         if machine is not None:
             mean_s += machine.work[worker].mean_s
@@ -186,7 +194,7 @@ class Conditions:
         return mean_s if machine is None else mean_s + machine.exchange[worker].mean_s
 
     def finisher(self, worker: int) -> Finisher:
-        """A fresh sequence of this worker's steps, where there is no machine."""
+        """Return a new sequence of this worker's steps, if there is no machine."""
         draw = self._drawer(worker)
         if worker not in self.slow and worker not in self.phases:
             return lambda start_s: start_s + draw()
@@ -194,18 +202,18 @@ class Conditions:
         return lambda start_s: stretch(start_s, draw())
 
     def step_drawer(self, worker: int) -> Callable[[], float]:
-        """A fresh sequence of how long this worker's steps take, where conditions are plain."""
+        """Return a new sequence of this worker's step times, if the conditions are plain."""
         draw, factor = self._drawer(worker), self.slow.get(worker, 1.0)
         return draw if factor == 1.0 else lambda: draw() * factor
 
     def server_queues(self) -> list[ServerQueue] | None:
-        """Where each worker computes: fresh sequences of all they do; None without a machine."""
+        """Return each worker's new sequence of times on the machine; None: there is no machine."""
         machine = self.machine
         if machine is None:
             return None
         queues = []
         for worker in range(self.num_workers):
-            # A stream of its own, so that the ordered delays are those of a live run.
+            # A separate generator, so that the injected delays are those of a live run.
             rng = random.Random(f"{self.seed}/{worker}/machine")
             draws = (
                 machine.exchange[worker].drawer(rng),
@@ -216,7 +224,7 @@ class Conditions:
         return queues
 
     def cores(self) -> Cores | None:
-        """The cores that workers share; None: each has its own."""
+        """Return the cores that workers share; None: each has its own."""
         machine = self.machine
         if machine is None or machine.cores is None:
             return None
@@ -227,7 +235,10 @@ class Conditions:
         return self.delays[worker].drawer(random.Random(f"{self.seed}/{worker}"))
 
     def _stretcher(self, worker: int) -> Callable[[float, float], float]:
-        """When something is done that begins then and takes so long where nothing is slow."""
+        """Return the function that gives the end of what begins then, with the worker's slowness.
+
+        Its arguments are the begin and the seconds that it takes at full speed.
+        """
         factor = self.slow.get(worker, 1.0)
         if worker in self.phases:
             rng = random.Random(f"{self.seed}/{worker}/phases")
@@ -237,10 +248,10 @@ class Conditions:
 
 
 def parse_absences(values: Sequence[str], num_workers: int) -> tuple[Absence, ...]:
-    """Who is away when, in the order of the workers and of time.
+    """Return the absences in the order of workers and of time.
 
     Raises:
-        ConfigError: not of this form, for no worker of the run, or two of one worker overlap.
+        ConfigError: a value has another form, names no worker of the run, or overlaps with another.
 
     Example:
         >>> parse_absences(["1=5s..8s"], num_workers=2)

@@ -131,14 +131,27 @@ class Shape:
         return batches.with_ends(ends) if isinstance(ends, int) else batches
 
 
-def not_finite(seat: int, name: str, step: int, version: int, loss: float | None) -> WorkerError:
-    """Return the error for a gradient that is inf or nan; ``loss`` is None if not recorded."""
+def not_finite(
+    seat: int, name: str, step: int, version: int, loss: float | None, *, can_skip: bool = True
+) -> WorkerError:
+    """Return the error for a gradient that is inf or nan.
+
+    Args:
+        loss: None if it was not recorded.
+        can_skip: whether the run supports ``--nonfinite skip``, which is then advised.
+    """
     loss_text = "" if loss is None else f", loss {loss:g}"
     return WorkerError(
         f"worker {seat}: the gradient of {name!r} is not finite at step {step} (version {version}"
-        f"{loss_text}); lower the learning rate, clip the gradient, or skip such updates: "
-        "--nonfinite skip"
+        f"{loss_text}); {advice_not_finite(can_skip=can_skip)}"
     )
+
+
+def advice_not_finite(*, can_skip: bool) -> str:
+    """Return what to do about a gradient that is not finite."""
+    if can_skip:
+        return "lower the learning rate, clip the gradient, or skip such updates: --nonfinite skip"
+    return "lower the learning rate or clip the gradient"
 
 
 _STEPS_SHIFT, _MOST_STEPS = 32, 1 << 20

@@ -27,7 +27,7 @@ from ..store.optimizer import Updater
 from ..store.sums import are_finite, carried, has_mean, norm_of
 from . import Route
 from .averaging import Averaging, only_first
-from .base import ScriptHooks, Work
+from .base import ScriptHooks, Work, advice_not_finite
 from .compressed import CompressedGradient, GroupLink, Span
 from .group import MemberGroup, start_group
 from .late import LateMean
@@ -300,12 +300,10 @@ class DistributedAveraging(Averaging):
         return ""
 
     def _refuse_not_finite(self) -> NoReturn:
-        advice = "lower the learning rate or clip the gradient"
-        if not self._copy.own.overlap_steps:  # run/describe.py refuses both together
-            advice += ", or skip such updates: --nonfinite skip"
+        can_skip = not self._copy.own.overlap_steps  # run/describe.py refuses both together
         raise WorkerError(
             f"worker {self._seat}: the averaged gradient of {self._bad_name() or '?'!r} is not "
-            f"finite at version {self._copy.version}; {advice}"
+            f"finite at version {self._copy.version}; {advice_not_finite(can_skip=can_skip)}"
         )
 
     # -- the way out ----------------------------------------------------------------------------

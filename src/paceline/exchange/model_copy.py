@@ -36,6 +36,7 @@ class ModelCopy:
 
     Attributes:
         version: of the parameters that it holds.
+        can_skip: whether ``--nonfinite skip`` is possible here; run/describe.py refuses the rest.
         own: its local changes, and the fragment that the next update covers.
         updaters: one for each block of the store.
     """
@@ -59,6 +60,7 @@ class ModelCopy:
             layout.is_difference,
             layout.nonfinite_is_error,
         )
+        self.can_skip = not layout.overlap_steps or layout.collective in ("", "shared")
         self.unedited = Unedited(replica, store, hooks)
         self._hooks = hooks
         self._check = check
@@ -182,7 +184,7 @@ class ModelCopy:
         """Raise WorkerError, with the parameter's name, unless such updates are to be skipped."""
         if self._raises_not_finite:
             name = self.store.not_finite(self.seat)
-            raise not_finite(self.seat, name, step, self.version, loss)
+            raise not_finite(self.seat, name, step, self.version, loss, can_skip=self.can_skip)
 
     @property
     def skips_not_finite(self) -> bool:

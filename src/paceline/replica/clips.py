@@ -1,4 +1,4 @@
-"""Clips of the averaged gradient that a script has requested, until a push takes them along.
+"""Clips of the averaged gradient that a script has requested, until they go with a push.
 
     clip(G's) -> request --> step of G's optimizer ----------> its push is clipped
     clip(D's) -> request --> step of D's: the block's end ---> one push of both: one common clip
@@ -67,10 +67,10 @@ class Clips:
         self._requests.append(_Request(mask, Clip(max_value=_limit("clip_value", clip_value))))
 
     def _mask(self, name: str, parameters: Any) -> int:
-        """The optimizers of these parameters, one bit each.
+        """Return the optimizers of these parameters, one bit each.
 
         Raises:
-            ConfigError: they are only a part of an optimizer's, or of the model's.
+            ConfigError: they are only some of an optimizer's, or of the model's.
         """
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         of_model, clipped = _with_gradient(self._model.parameters()), _with_gradient(parameters)
@@ -83,9 +83,9 @@ class Clips:
                 f"pace.{name}(model.parameters(), ...)"
             )
         owned = [_with_gradient(parameters_of(optimizer)) for optimizer in self._optimizers]
-        whole = [part for part, own in enumerate(owned) if own and own <= clipped]
-        if whole and clipped <= reduce(or_, (owned[part] for part in whole)):
-            return sum(1 << part for part in whole)
+        clipped_parts = [part for part, own in enumerate(owned) if own and own <= clipped]
+        if clipped_parts and clipped <= reduce(or_, (owned[part] for part in clipped_parts)):
+            return sum(1 << part for part in clipped_parts)
         raise ConfigError(
             f"pace.{name} was given {len(clipped)} parameters that have gradients, which are not "
             f"those of one or more of the {len(owned)} optimizers; an average is clipped as a "
@@ -97,7 +97,7 @@ class Clips:
         return any(request.mask & ~stepped for request in self._requests)
 
     def take(self, stepped: int) -> Clip:
-        """The clip of a push of these optimizers' gradients, applied once to the whole.
+        """Return the clip of a push of these optimizers' gradients, applied once to the whole.
 
         Raises:
             ConfigError: different clips are requested for them.
@@ -146,7 +146,7 @@ class Clips:
 
 
 class LaterNorm(Tensor):
-    """A number that is known only after the step; reading it earlier raises an error."""
+    """A norm that is known only after the step; reading it earlier raises an error."""
 
     is_known = False
 
@@ -156,11 +156,12 @@ class LaterNorm(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(isinstance(value, LaterNorm) and not value.is_known for value in args):
+        leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+        if any(isinstance(leaf, LaterNorm) and not leaf.is_known for leaf in leaves):
             raise ConfigError(
                 "the norm that pace.clip_grad_norm_ returns is of the averaged gradient, which "
                 "exists only after optimizer.step(): read it then (a non-finite update "
-                "is refused, or left out with --nonfinite skip)"
+                "is refused, or skipped with --nonfinite skip)"
             )
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))

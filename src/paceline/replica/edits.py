@@ -1,14 +1,14 @@
-"""Changes of gradients between backward and push: found, explained or refused.
+"""Detect changes of gradients between backward and push, and accept or refuse them.
 
-    backward | hooks: every gradient into its place, its counter kept | -> what is checked
-    GradScaler.unscale_, `with edits.allowed():`, zeros, None            explained
-    clip_grad_norm_ of torch's own, p.grad.mul_, p.grad = ...            refused at the push
+    backward: hooks note each gradient and its version counter           the reference
+    GradScaler.unscale_, `with edits.allowed():`, zeros, None            accepted
+    torch's own clip_grad_norm_, p.grad.mul_, p.grad = ...               refused at the push
     p.grad.data.clamp_, p.grad.numpy()[...]                              not counted: a sum finds it
 
-Each worker holds one part of the gradient that is averaged. A change of the part has not the effect
-that the same line has on the whole, unless it is linear, which cannot be detected. Torch counts
-changes of a tensor (``_version``) but not all, so a stretch of the gradients is summed after
-backward and again at the push: all of them where they are few, else another stretch each time.
+Each worker holds one part of the gradient that is averaged. Changing the part does not have the
+effect that the same line has on the whole, unless it is linear, which cannot be detected. Torch
+counts most changes of a tensor (``_version``), but not all, so a stretch of the gradients is summed
+after backward and again at the push: all of them if they are few, else another stretch each time.
 This module must not know who averages, nor what a step is.
 """
 
@@ -29,7 +29,7 @@ class Edits:
 
     Args:
         replica: a replica, or `OwnGradients`, with its hooks registered.
-        is_refused: whether an update averages several parts; if not, every change is allowed.
+        is_refused: whether changes are refused, since an update averages several parts.
     """
 
     def __init__(self, replica: Replica | OwnGradients, *, is_refused: bool) -> None:
@@ -40,7 +40,7 @@ class Edits:
         """Whether the gradient is to be clipped at the push: nothing may be added to it."""
         self._stretches = cycle(_stretches(replica))
         self._stretch = next(self._stretches)
-        self._sum: int | None = None  # of the stretch, when it was looked at last
+        self._sum: int | None = None  # of the stretch, at the last look
         self._moment = 0
 
     # -- what happens to gradients --------------------------------------------------------------
@@ -59,7 +59,7 @@ class Edits:
         self._look()
 
     def check(self) -> None:
-        """Find changes since the last look.
+        """Check for changes since the last look.
 
         Raises:
             ConfigError: there is one, which may not commute with averaging.
@@ -118,14 +118,14 @@ class Edits:
             self._replica.note_edit()
         self.explained()
 
-    # -- how it is seen -------------------------------------------------------------------------
+    # -- detection ------------------------------------------------------------------------------
 
     def _look(self) -> None:
         self._moment = self._replica.moment
         self._sum = self._summed() if self._is_refused else None
 
     def _summed(self) -> int:
-        """The sum of the bits, eight bytes at a time: faster than floats; nan is no problem."""
+        """Return the sum of the bits, as 8-byte words: faster than floats, and exact with nan."""
         return self._replica.summed(*self._stretch)
 
 
@@ -141,6 +141,6 @@ def _refusal(name: str) -> ConfigError:
 
 
 def _stretches(replica: Replica | OwnGradients) -> list[tuple[int, int]]:
-    """All gradients, in pieces; they begin and end at whole lines."""
+    """Return byte ranges that cover all gradients; they begin and end at whole lines."""
     stop = replica.layout.parameters.stop
     return [(start, min(start + _STRETCH_BYTES, stop)) for start in range(0, stop, _STRETCH_BYTES)]

@@ -1,19 +1,19 @@
 """Check that a model still uses the memory of the run, and that nothing else has changed it.
 
-    parameter.data = ...      equal content: put back; other content or type: refused
+    parameter.data = ...      equal content: restored; other content or type: refused
     module.mean = 0.9 * ...   a new buffer object: its values are copied into the old one
     module.mean.data = ...    the same for its memory
 
-A script that replaces memory would silently leave the run, so this is checked before each push. So
-is whether its bytes are unchanged: all of them if they are few, else a sample that moves.
+A script that replaces memory would silently leave the run, so this is checked before each push, and
+also whether its bytes are unchanged: all of them if they are few, else a sample that moves.
 
     few     |################|                 every byte, against a copy
     many    |#...|#...|#...|#...|   step 1     as many lines in every step, evenly spread,
             |.#..|.#..|.#..|.#..|   step 2     so that each is checked in turn
 
 An edit of a whole tensor is seen at once, a repeated edit of a few bytes after one round of the
-sample at the latest; for certainty compare everything. A bit above 300 lines, since what is held
-and how its bytes are checked are read together. This module must not know who else uses the memory.
+sample at the latest; for certainty compare everything. Above 300 lines, since the held tensors and
+the check of their bytes are read together. This module must not know who else uses the memory.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ from ..errors import ConfigError
 from ..store.layout import Layout, TensorPlace
 
 _WHOLE_BYTES = 128 << 10
-"""To copy and compare this much takes 10 us; 60 us if it is not in a cache."""
+"""Copying and comparing this many bytes takes 10 us; 60 us if they are not in a cache."""
 _LINE_BYTES = 256
 """Two pairs of cache lines, which the processor fetches together."""
 _NUM_LINES = 128
@@ -41,7 +41,7 @@ class HeldMemory:
     """The parameters and buffers of one model.
 
     Args:
-        layout: where each lies in a block.
+        layout: the place of each in a block.
     """
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
@@ -56,13 +56,13 @@ class HeldMemory:
             for key, buffer in module._buffers.items()
             if id(buffer) in number_of
         ]
-        named = {
+        in_state_dict = {
             number
             for module, key, number in self._owners
             if key not in module._non_persistent_buffers_set
         }
-        self._of_any_size = frozenset(range(len(self._buffers))) - named
-        """Numbers of buffers that are in no state dict: caches."""
+        self._of_any_size = frozenset(range(len(self._buffers))) - in_state_dict
+        """Numbers of buffers in no state dict, such as caches."""
         self._block: Tensor | None = None
         self._buffer_block: Tensor | None = None
 
@@ -77,13 +77,13 @@ class HeldMemory:
         self._buffer_places = [(buffer.data_ptr(), buffer.numel()) for buffer in self._buffers]
 
     def versions(self) -> list[int]:
-        """Torch's count of in-place changes of each parameter."""
+        """Return torch's count of in-place changes of each parameter."""
         return [parameter._version for parameter in self._parameters]
 
     # -- parameters -----------------------------------------------------------------------------
 
     def check_parameters(self) -> None:
-        """Put back parameters whose memory the script has replaced by equal content.
+        """Restore parameters whose memory the script has replaced by equal content.
 
         Raises:
             ConfigError: the content, type, shape or device differs.
@@ -113,7 +113,7 @@ class HeldMemory:
             self._put_back(number)
 
     def _moved(self) -> list[int]:
-        """Numbers of parameters whose memory or size has changed."""
+        """Return the numbers of parameters whose memory or size has changed."""
         if self._block is None:
             return []
         return _elsewhere(self._parameters, self._places)
@@ -160,7 +160,7 @@ class HeldMemory:
             ConfigError: the type, shape or device of one has changed.
         """
         for buffer, values in self._put_buffers_back():
-            buffer.copy_(values)  # so that torch counts the change, too
+            buffer.copy_(values)  # a copy, so that torch counts the change
         for module, key, number in self._owners:
             held, current = self._buffers[number], module._buffers.get(key)
             if current is held:
@@ -208,13 +208,13 @@ class HeldMemory:
 
 IN_THE_STEP = (
     "make clamps and projections a part of the step: optimizer.register_step_post_hook(fn) before "
-    "prepare (full-sync, local-sgd), or a class of your own (any protocol): class C(SGD): "
+    "prepare() (full-sync, local-sgd), or a class of your own (any protocol): class C(SGD): "
     "def step(self): super().step(); ... p.data.clamp_(-c, c) for p of self.param_groups"
 )
 
 
 def edited(name: str) -> ConfigError:
-    """The error for weights that changed other than by the optimizer's step."""
+    """Return the error for weights that changed other than by the optimizer's step."""
     return ConfigError(
         f"parameter {name!r} was changed after prepare() other than by optimizer.step(), and "
         "such a change would be lost, or made once by every worker: load weights before prepare(), "
@@ -225,24 +225,24 @@ def edited(name: str) -> ConfigError:
 
 
 def replaced(kind: str, place: TensorPlace, tensor: Tensor | None) -> ConfigError:
-    """The error for a tensor whose type, shape or device changed after ``prepare``."""
-    now = "nothing"
+    """Return the error for a tensor whose type, shape or device changed after ``prepare``."""
+    current = "nothing"
     if tensor is not None:
-        now = f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
+        current = f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
     return ConfigError(
         f"{kind} {place.name!r} is {place.dtype} of shape {place.shape} in the run, but was "
-        f"changed after prepare() to {now}: convert, move and resize a model before, "
+        f"changed after prepare() to {current}: convert, move and resize a model before, "
         "model = model.to(...); model, optimizer, loader = pace.prepare(model, optimizer, loader)"
     )
 
 
 def _elsewhere(tensors: Sequence[Tensor], places: Sequence[tuple[int, int]]) -> list[int]:
-    """The numbers of tensors that are not at these addresses, or have another size."""
+    """Return the numbers of tensors that are not at these addresses, or have another size."""
     current = [(tensor.data_ptr(), tensor.numel()) for tensor in tensors]
     if current == places:
         return []
     pairs = enumerate(zip(current, places, strict=True))
-    return [number for number, (now, then) in pairs if now != then]
+    return [number for number, (place, held_place) in pairs if place != held_place]
 
 
 RESIZE_BEFORE = (
@@ -271,11 +271,15 @@ def _are_equal(a: Tensor, b: Tensor) -> bool:
     return bool(torch.all(same))
 
 
-def check_names(model: nn.Module, known: Mapping[int, str]) -> None:
-    """Raise ConfigError if the model's parameters are not exactly these objects, by id."""
+def check_names(model: nn.Module, prepared: Mapping[int, str]) -> None:
+    """Raise ConfigError if the model's parameters are not exactly the prepared ones.
+
+    Args:
+        prepared: their names by the objects' ids.
+    """
     current = {id(parameter): name for name, parameter in model.named_parameters()}
-    for key, name in (*current.items(), *known.items()):
-        if key not in known or key not in current:
+    for key, name in (*current.items(), *prepared.items()):
+        if key not in prepared or key not in current:
             raise ConfigError(
                 f"parameter {name!r} was added to the model or removed from it after "
                 "prepare(): build the whole model before, model.head = ...; "
@@ -392,7 +396,8 @@ class _Sampled:
             if current == self._kept:
                 return None
             pairs = enumerate(zip(current, self._kept, strict=True))
-            row = next(i for i, (now, then) in pairs if now != then) // _LINE_BYTES
+            first = next(offset for offset, (byte, kept) in pairs if byte != kept)
+            row = first // _LINE_BYTES
         return self._start + (self._shift + row * self._every) * _LINE_BYTES
 
     def glance(self, end: int) -> int | None:
@@ -407,7 +412,7 @@ class _Sampled:
 
 
 def first_difference(a: Tensor, b: Tensor) -> int | None:
-    """The first byte in which two memories of one device differ, or None; nan equals itself."""
+    """Return the first byte in which two memories of one device differ; None: they are equal."""
     if a.device.type == "cpu":  # torch.equal takes five times as long
         if _compare(a.data_ptr(), b.data_ptr(), a.numel()) == 0:
             return None

@@ -3,7 +3,7 @@
     optimizer.state             access raises an error that says how to read it
     optimizer.state_dict()      the whole state at one version, in any member
     optimizer.load_state_dict   kept until the first epoch, which begins with it; ignored if a run
-                                resumes, since that begins as it was saved
+                                resumes, since that begins with its saved state
 
 The optimizers stay the user's objects. This module must not know where a version is stored.
 """
@@ -102,13 +102,16 @@ class SharedState:
         if self._optimizer.state is not self._held:
             raise ConfigError(
                 "optimizer.state was replaced after prepare(), but the run keeps the true one: to "
-                "begin with a new state, build a new optimizer in a run of its own"
+                "begin with a new state, build a new optimizer in a new run"
             )
         prepared, current = self._prepared, self._lists()
         if len(current) != len(prepared):
             _refuse_group()
         pairs = zip(current, prepared, strict=True)
-        if any(now is not then or size != before for (now, size), (then, before) in pairs):
+        if any(
+            params is not prepared_params or size != prepared_size
+            for (params, size), (prepared_params, prepared_size) in pairs
+        ):
             _refuse_parameters()
 
     def _lists(self) -> list[tuple[list[Tensor], int]]:
@@ -132,7 +135,7 @@ class SharedState:
     def _note_loaded(self, state: dict[str, Any]) -> None:
         if self._has_begun():
             raise ConfigError(
-                "load the optimizer's state before the first epoch: the run holds it now"
+                "load the optimizer's state before the first epoch: from then on the run keeps it"
             )
         if self._leaves_out():
             return
@@ -171,7 +174,7 @@ class SharedStates:
 
 def _refuse_parameters() -> None:
     raise ConfigError(
-        "optimizer.param_groups[...]['params'] was changed after prepare(), but the run goes on "
+        "optimizer.param_groups[...]['params'] was changed after prepare(), but the run continues "
         "with the prepared ones: give the optimizer all parameters before prepare(), freeze with "
         "body.requires_grad_(False), and thaw later with body.requires_grad_(True)"
     )
@@ -179,7 +182,7 @@ def _refuse_parameters() -> None:
 
 def _refuse_group(*_: Any, **__: Any) -> None:
     raise ConfigError(
-        "optimizer.add_param_group() cannot be carried after prepare(): give the optimizer all "
+        "optimizer.add_param_group() is not supported after prepare(): give the optimizer all "
         "parameters before prepare(), torch.optim.SGD([{'params': head.parameters()}, {'params': "
         "body.parameters()}]), freeze with body.requires_grad_(False), and thaw later with "
         "body.requires_grad_(True)"

@@ -45,7 +45,7 @@ def watch_forward(model: nn.Module, check: Callable[[], None]) -> None:
         _watch_wrapper(model, check)
         return
     if any(is_compiled(module) for module in model.modules()):
-        return  # left in backward only: a hook on all modules would break the part's graph
+        return  # steps are left in backward only: a hook on all modules would break the graph
     for module in model.modules():
         if not any(True for _ in module.children()):
             _checks[module] = check
@@ -127,24 +127,25 @@ def has_own_modes(module: nn.Module) -> bool:
 
 def parameter_table(model: nn.Module) -> list[LayerParameters]:
     """The parameters of each layer; layers without any are listed if they are not torch's own."""
-    seen: set[int] = set()
+    counted: set[int] = set()
     rows = []
     for name, module in model.named_modules():
-        held = list(module.parameters(recurse=False))
+        parameters = list(module.parameters(recurse=False))
         is_leaf = not any(True for _ in module.children())
-        if not held and (not is_leaf or type(module).__module__.startswith("torch.")):
+        if not parameters and (not is_leaf or type(module).__module__.startswith("torch.")):
             continue
-        own = [parameter for parameter in held if id(parameter) not in seen]
+        new_parameters = [parameter for parameter in parameters if id(parameter) not in counted]
         shapes = [
-            _shape(parameter.shape) if id(parameter) not in seen else "shared" for parameter in held
+            "shared" if id(parameter) in counted else _shape(parameter.shape)
+            for parameter in parameters
         ]
-        seen.update(map(id, held))
+        counted.update(map(id, parameters))
         rows.append(
             LayerParameters(
                 name, type(module).__name__, ", ".join(shapes),
-                sum(parameter.numel() for parameter in own),
-                sum(parameter.numel() for parameter in own if parameter.requires_grad),
-                sum(parameter.numel() * parameter.element_size() for parameter in own),
+                sum(parameter.numel() for parameter in new_parameters),
+                sum(parameter.numel() for parameter in new_parameters if parameter.requires_grad),
+                sum(parameter.numel() * parameter.element_size() for parameter in new_parameters),
             )
         )  # fmt: skip
     return rows
@@ -180,12 +181,12 @@ class WrittenBuffers:
         self._noted = self._now()
 
     def written(self) -> str | None:
-        """The name of a buffer that was written or replaced since ``note``; None: none."""
+        """Return the name of a buffer that was written or replaced since ``note``, or None."""
         noted, self._noted = self._noted, []
         if not noted:
             return None
         pairs = zip(self._held, noted, self._now(), strict=True)
-        return next((name for (name, *_), then, now in pairs if then != now), None)
+        return next((name for (name, *_), before, after in pairs if before != after), None)
 
     def _now(self) -> list[tuple[int, ...]]:
         buffers = [module._buffers[key] for _, module, key in self._held]

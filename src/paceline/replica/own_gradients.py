@@ -1,4 +1,4 @@
-"""Track gradients that stay where torch makes them, so that changes by the script are noticed.
+"""Track gradients that stay where torch makes them, to detect changes by the script.
 
 A member whose optimizer steps locally keeps ``.grad`` as in plain PyTorch, since an optimizer may
 keep references to the tensors; so does a member that sends a multiple of each gradient, computed in
@@ -12,6 +12,8 @@ from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
+
+from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from .replica import Replica
@@ -30,8 +32,8 @@ class OwnGradients:
 
     Attributes:
         arrived: called with the number of each gradient that a backward pass leaves.
-        num_edits: how often the script may have changed gradients without torch's counting it.
-        num_hooked: gradients that backward passes have left, counted on from the replica's.
+        num_edits: how often the script may have changed gradients without torch counting it.
+        num_hooked: gradients that backward passes have left, added to the replica's count.
     """
 
     def __init__(self, replica: "Replica") -> None:
@@ -60,6 +62,8 @@ class OwnGradients:
     def hooked(self, number: int, parameter: Tensor) -> None:
         """Note that a backward pass has left this gradient."""
         if parameter.grad is not None:
+            if parameter.grad.is_sparse:
+                raise sparse_gradient(self.names[number])
             self.take_over(number, parameter.grad)
         self.num_hooked += 1
         if self.arrived is not None:
@@ -108,6 +112,14 @@ class OwnGradients:
                 if first < last:
                     pieces.append((number, first, last))
         return self._pieces_of[start, stop]
+
+
+def sparse_gradient(name: str) -> ConfigError:
+    """The error for a parameter's sparse gradient."""
+    return ConfigError(
+        f"parameter {name!r} has a sparse gradient, which is not supported: build the embedding "
+        "with sparse=False"
+    )
 
 
 def _sum_of(flat: Tensor) -> int:

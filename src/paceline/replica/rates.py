@@ -64,7 +64,7 @@ class RateScaling:
         return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.kind]
 
     def note(self, rate: float, *, is_script: bool) -> str:
-        """The note for the plan; ``rate``: the scaled rate of the first group."""
+        """Return the note for the plan; ``rate``: the scaled rate of the first group."""
         return (
             f"learning rate {rate:g} = {rate / self.factor:g} x {self.factor:.4g} (--scale-lr "
             f"{self.kind}: an update averages {self.samples:,} samples, it was chosen for "
@@ -72,25 +72,29 @@ class RateScaling:
         ) + ("; a rate that the script sets in its loop is not scaled" if is_script else "")
 
 
-def scale(optimizers: Sequence[Optimizer], every: Sequence[AnyScheduler], factor: float) -> None:
+def scale(
+    optimizers: Sequence[Optimizer], all_schedulers: Sequence[AnyScheduler], factor: float
+) -> None:
     """Multiply every rate.
 
     Args:
-        every: all schedulers over these optimizers, prepared or not.
+        all_schedulers: the schedulers over these optimizers, prepared or not.
 
     Raises:
-        ConfigError: an optimizer has no rate, or a scheduler's rates are no multiples of the
+        ConfigError: an optimizer has no rate, or a scheduler's rates are not multiples of the
             initial one; nothing has been changed then.
     """
-    parts = [inner for scheduler in every for inner in _inner(scheduler)]
-    for scheduler in parts:
+    inner_schedulers = [inner for scheduler in all_schedulers for inner in _inner(scheduler)]
+    for scheduler in inner_schedulers:
         _check(scheduler)
     for optimizer in optimizers:
         if any("lr" not in group for group in optimizer.param_groups):
             raise ConfigError(
                 f"--scale-lr: {type(optimizer).__name__} has no learning rate; leave it out"
             )
-    for holder in {id(scheduler): scheduler for scheduler in [*every, *parts]}.values():
+    for holder in {
+        id(scheduler): scheduler for scheduler in [*all_schedulers, *inner_schedulers]
+    }.values():
         for name in ("base_lrs", "_last_lr"):
             if hasattr(holder, name):
                 setattr(holder, name, [rate * factor for rate in getattr(holder, name)])
@@ -106,7 +110,7 @@ def scale(optimizers: Sequence[Optimizer], every: Sequence[AnyScheduler], factor
 
 
 def _inner(scheduler: AnyScheduler) -> list[Any]:
-    """The schedulers of a chain; of any other, the scheduler itself."""
+    """Return the schedulers of a chain; of any other, the scheduler itself."""
     if isinstance(scheduler, schedulers.SequentialLR | schedulers.ChainedScheduler):
         return [inner for part in scheduler._schedulers for inner in _inner(part)]
     return [scheduler]
@@ -116,7 +120,7 @@ def _check(scheduler: Any) -> None:
     name = type(scheduler).__name__
     if type(scheduler) not in _RELATIVE:
         raise ConfigError(
-            f"--scale-lr cannot scale the rates of {name}: they are no multiples of the "
+            f"--scale-lr cannot scale the rates of {name}: they are not multiples of the "
             "optimizer's; scale them in the script, and leave --scale-lr out"
         )
     floors = [getattr(scheduler, floor, 0.0) for floor in _FLOORS]
@@ -169,7 +173,7 @@ class StepsOnEach:
     """Checks that a loop steps on every batch, which a warm-up in epochs relies on.
 
     Args:
-        asked: the length of the warm-up, as the user wrote it.
+        length: the length of the warm-up, as the user wrote it.
         parameters: whose gradients are checked.
         batch: returns the loop's current batch, a new object each time; None outside the loop.
     """
@@ -177,11 +181,11 @@ class StepsOnEach:
     def __init__(
         self,
         warmup: Warmup,
-        asked: str,
+        length: str,
         parameters: Iterable[nn.Parameter],
         batch: Callable[[], object],
     ) -> None:
-        self._warmup, self._asked = warmup, asked
+        self._warmup, self._length = warmup, length
         self._parameters, self._batch = list(parameters), batch
         self._last: object = None
         """The batch of the last backward pass."""
@@ -207,14 +211,14 @@ class StepsOnEach:
         grads = [parameter.grad for parameter in self._parameters]
         if any(grad is not None and bool(grad.any()) for grad in grads):
             raise ConfigError(
-                f"--warmup {self._asked}: this script does not step its optimizer on every batch, "
+                f"--warmup {self._length}: this script does not step its optimizer on every batch, "
                 "so the number of updates of an epoch is unknown; give updates, --warmup 200, or "
                 "accumulate with --accumulate N"
             )
 
 
 def ramp(step: int, *, num_steps: int, start: float) -> float:
-    """The share of the rate at a step, counted from 0."""
+    """Return the share of the rate at a step, counted from 0."""
     return start + (1.0 - start) * min(1.0, step / num_steps)
 
 
@@ -225,7 +229,7 @@ def make_warmup(
     factor: float,
     num_an_epoch: Callable[[], int | None],
 ) -> Warmup | None:
-    """The warm-up that the user wants; None: none.
+    """Return the warm-up that the user wants; None: none.
 
     Args:
         prepared: the script's own schedulers.
@@ -258,7 +262,7 @@ def make_warmup(
 
 
 def _steps(length: Length, context: Context, num_an_epoch: Callable[[], int | None]) -> int:
-    """The warm-up in steps of the optimizer; under local-sgd an update has several."""
+    """Return the warm-up in optimizer steps; under local-sgd an update has several."""
     if length.updates:
         if context.is_adaptive and context.is_difference:
             raise ConfigError(
@@ -266,22 +270,22 @@ def _steps(length: Length, context: Context, num_an_epoch: Callable[[], int | No
                 "change during the run; give epochs, --warmup 5ep"
             )
         return length.updates * context.num_steps
-    number = num_an_epoch()
-    if number is None:
+    num_steps = num_an_epoch()
+    if num_steps is None:
         raise ConfigError(
             f"--warmup {length.epochs:g}ep: the number of updates of an epoch is unknown in this "
             "script (a stream, or numbers of pace.updates); give updates, --warmup 200"
         )
-    return max(1, round(length.epochs * number))
+    return max(1, round(length.epochs * num_steps))
 
 
 def note_of_warmup(warmup: Warmup, context: Context) -> str:
-    """The note on the warm-up for the plan."""
+    """Return the note on the warm-up for the plan."""
     rate = float(warmup.base_lrs[0])
     function: Any = warmup.lr_lambdas[0]
     num_steps, start = function.keywords["num_steps"], function.keywords["start"]
-    what = "steps" if context.num_steps > 1 else "updates"
+    unit = "steps" if context.num_steps > 1 else "updates"
     return (
-        f"learning rate from {start * rate:g} to {rate:g} over the first {num_steps:,} {what} "
+        f"learning rate from {start * rate:g} to {rate:g} over the first {num_steps:,} {unit} "
         f"(--warmup {context.warmup})"
     )

@@ -1,10 +1,10 @@
 """One member's copy of the model: its parameters, buffers and gradients as flat memory.
 
-The user's objects stay the same; only the memory under them is moved, so that a pull is one copy
-and a push at most one. Post-accumulate hooks copy each gradient into the outgoing slot while it is
-in the cache, or leave it where torch made it (`OwnGradients`): for an exchange that reads it there,
-and for a script that keeps gradients, or their graph, over the next pass. Above 300 lines with its
-checks of models. This module must not know where the slot leads to.
+The user's objects stay the same; only their memory is moved, so that a pull is one copy and a push
+at most one. Post-accumulate hooks copy each gradient into the outgoing slot while it is in the
+cache, or leave it where torch made it (`OwnGradients`): for an exchange that reads it there, and
+for a script that keeps gradients, or their graph, until the next pass. Above 300 lines with its
+checks of models. This module must not know who reads the slot.
 """
 
 import zlib
@@ -21,7 +21,7 @@ from ..store.layout import Layout, TensorPlace, bind, in_one_memory, lay_out
 from ..store.optimizer_copy import has_hooks, has_hooks_on_all, state_rows
 from .held import HeldMemory
 from .lent import LentPlaces
-from .own_gradients import OwnGradients, register
+from .own_gradients import OwnGradients, register, sparse_gradient
 
 Hyper = tuple[tuple[Any, ...], ...]
 
@@ -32,7 +32,7 @@ class Replica:
     Args:
         model: any module with at least one trainable parameter, on one device.
         optimizer: the user's, over (some of) the model's parameters.
-        rule: the optimizer that is applied to pushes: the user's, or one that averages.
+        rule: the optimizer that the run applies to pushes: the user's, or one that averages.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, rule: Optimizer) -> None:
@@ -50,7 +50,7 @@ class Replica:
         self._home: Tensor | None = None
         self._slot: Tensor | None = None
         self.outgoing: Tensor
-        """Where gradients are gathered, on the model's device; on a CPU the slot itself."""
+        """Memory that gradients are gathered in, on the model's device; on a CPU the slot."""
         self._grads: list[Tensor] = []
         self._lent = LentPlaces(self._grads)
         self._left: list[tuple[int, int]] = []
@@ -59,7 +59,7 @@ class Replica:
         self._own: OwnGradients | None = None
         """Gradients that stay where torch makes them; None: they are gathered when computed."""
         self._are_sent_from_here = True
-        """Whether those gradients are copied out in ``send``; else others read them."""
+        """Whether ``send`` copies those gradients; if not, others read them."""
         self._check: Callable[[], None] = _nothing
         self._handles: list[Any] = []
 
@@ -107,7 +107,7 @@ class Replica:
         return checksum
 
     def release(self) -> None:
-        """Give parameters, buffers and gradients memory of their own again, with their values."""
+        """Give parameters, buffers and gradients memory of their own, with their values."""
         self._drop_hooks()
         for tensor in (*self.parameters, *self.model.buffers()):
             tensor.data = tensor.detach().clone()
@@ -162,7 +162,7 @@ class Replica:
                 self.take_over(number, parameter.grad)
 
     def check(self) -> None:
-        """Raise if the step is to be left; hooks call it first."""
+        """Raise an error if the step must be left; hooks call this first."""
         self._check()
 
     def _place(self, number: int) -> Tensor:
@@ -184,6 +184,8 @@ class Replica:
         self._check()
         gradient = parameter.grad
         if gradient is not self._grads[number] and gradient is not None:
+            if gradient.is_sparse:
+                raise sparse_gradient(self.names[number])
             if gradient.requires_grad or self._lent.is_held(number):
                 self._leave_to_script().hooked(number, parameter)
                 return
@@ -217,13 +219,13 @@ class Replica:
         return own
 
     def _leave_if_held(self, number: int) -> None:
-        """Give a place up that is about to be written, if the script still holds it."""
+        """Give up a place that is about to be written, if the script still holds it."""
         if self._own is None and self._lent.is_held(number):
             self._leave_to_script()
 
     @property
     def num_hooked(self) -> int:
-        """How many gradients backward passes have left."""
+        """The number of gradients that backward passes have left."""
         return self._num_hooked if self._own is None else self._own.num_hooked
 
     @property
@@ -277,7 +279,7 @@ class Replica:
         self._handles.clear()
 
     def gather(self, present: memoryview) -> None:
-        """Put every gradient into its place in ``outgoing``; missing ones are zero and marked.
+        """Copy every gradient to its place in ``outgoing``; missing ones are zero and marked.
 
         Gradients that others read where torch makes them are only marked.
         """
@@ -299,10 +301,7 @@ class Replica:
     def refuse_sparse(self, number: int, gradient: Tensor) -> None:
         """Raise ConfigError if this parameter's gradient is sparse."""
         if gradient.is_sparse:
-            raise ConfigError(
-                f"parameter {self.names[number]!r} has a sparse gradient; sparse gradients "
-                "cannot be carried: build the embedding with sparse=False"
-            )
+            raise sparse_gradient(self.names[number])
 
     def collect(self, present: memoryview) -> None:
         """Fill the slot: gather the gradients, and add the buffers."""
@@ -375,7 +374,7 @@ def hyper_of(optimizer: Optimizer) -> Hyper:
 
 
 def digest_of(settings: object) -> int:
-    """A 32-bit digest; floats are rounded: the order of computation changes their last digits."""
+    """Return a 32-bit digest of settings; floats are rounded, as their last digits may differ."""
     return zlib.crc32(_text(settings).encode())
 
 
@@ -525,8 +524,8 @@ def refuse_what_cannot_be_carried(model: nn.Module, optimizers: Sequence[Optimiz
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ConfigError(
-                f"module {name!r} ({type(module).__name__}) makes sparse gradients; they cannot "
-                "be carried: build it with sparse=False"
+                f"module {name!r} ({type(module).__name__}) makes sparse gradients, which are not "
+                "supported: build it with sparse=False"
             )
     for name, tensor in (*model.named_buffers(), *model.named_parameters()):
         if tensor.layout is not torch.strided:

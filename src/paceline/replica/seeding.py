@@ -42,8 +42,8 @@ def be_deterministic() -> None:
 
 def without_form(error: BaseException) -> str:
     """The operation without a deterministic form, if that is the error; else empty."""
-    name, separator, _ = str(error).partition(_NO_FORM)
-    return name.strip() if separator and isinstance(error, RuntimeError) else ""
+    operation, separator, _ = str(error).partition(_NO_FORM)
+    return operation.strip() if separator and isinstance(error, RuntimeError) else ""
 
 
 def mix(*numbers: int) -> int:

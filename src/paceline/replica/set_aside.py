@@ -1,13 +1,13 @@
 """Gradients of a member whose script steps several optimizers in one block.
 
-    each step is an update    D.step():  | D's |  pushed, G's away meanwhile  | both back in .grad
-                              G.step():  | G's |  pushed, D's away meanwhile  | both back in .grad
+    each step is an update    D.step():  | D's |  pushed, G's removed meanwhile  | both restored
+                              G.step():  | G's |  pushed, D's removed meanwhile  | both restored
     a block is an update      D.step():  a copy of D's is set aside
-                              G.step():  a copy of G's is set aside           later passes may add
-                              block ends: | copies | pushed together          what .grad was, back
+                              G.step():  a copy of G's is set aside        later passes may add
+                              block ends: | copies | pushed together       .grad is restored
 
-A parameter whose gradient is away counts as one without a gradient, which an update leaves as it
-is. A step takes a copy of ``.grad`` at that moment, and ``.grad`` itself stays the script's, as in
+A parameter whose gradient is removed counts as one without a gradient, which an update leaves
+unchanged. A step copies ``.grad`` at that moment, and ``.grad`` itself stays the script's, as in
 plain PyTorch. This module must not know who pushes, or when.
 """
 
@@ -61,8 +61,8 @@ class SetAside:
     def only(self, part: int) -> Iterator[None]:
         """Inside, no other optimizer's parameters have gradients."""
         parameters = self._replica.parameters
-        own = {number: parameters[number].grad for number in self._numbers[part]}
-        with self._with({number: grad for number, grad in own.items() if grad is not None}):
+        gradients = {number: parameters[number].grad for number in self._numbers[part]}
+        with self._with({number: grad for number, grad in gradients.items() if grad is not None}):
             yield
 
     @contextmanager

@@ -298,7 +298,9 @@ class OwnSteps:
             return
         exchange, loss = self._exchange, self._gradients.loss
         value = None if loss is None else float(loss)
-        raise not_finite(exchange.seat, name, exchange.version, exchange.version, value)
+        raise not_finite(
+            exchange.seat, name, exchange.version, exchange.version, value, can_skip=False
+        )
 
     # -- without a mini-batch -------------------------------------------------------------------
 

@@ -1,16 +1,16 @@
-"""Makes a run again from its trace: the same coordinator, and the facts in the recorded order.
+"""Recompute a run from its trace: the same coordinator, with the facts in the recorded order.
 
-    record  fact   -> coordinator.hear -> orders      are they the recorded ones?
-            push   -> work.push        -> the loss    is it the recorded one, bit for bit?
+    record  fact   -> coordinator.hear -> orders      equal to the recorded ones?
+            push   -> work.push        -> the loss    equal to the recorded one, bit for bit?
             order  -> must be the next of the orders that are due
 
-    resumed        -> coordinator at rest             as its checkpoint held it; new members go on
-    scaled         -> a push's scale by distance      is it the recorded one?
+    resumed        -> coordinator at rest             as in its checkpoint; new members continue
+    scaled         -> a push's scale by distance      equal to the recorded one?
 
 A member that was granted work at one version may have pulled a newer one, which arrived while it
-waited; the trace names it with the push (``pulled_versions``). Decisions are not copied from the
-trace but made again, and so are gradients; the first difference is named and ends the replay. This
-module must not know tasks, files or terminals.
+waited; the trace records that with the push (``pulled_versions``). Decisions and gradients are not
+copied from the trace but computed again; the first difference ends the replay. This module must not
+know tasks, files or terminals.
 """
 
 from collections import defaultdict, deque
@@ -48,7 +48,7 @@ def pulled_versions(records: Iterable[Record]) -> dict[Work, int]:
 
 
 class RecordedWork(MemberWork, Protocol):
-    """The work that members do, with the paths and interruptions of a live run."""
+    """The work of members, with the paths and interruptions of a live run."""
 
     on_scaled: Callable[[Ticket, float], None]
     """Called with each push that is scaled by its distance, and the scale."""
@@ -57,20 +57,20 @@ class RecordedWork(MemberWork, Protocol):
         """Exchange gradients between ``peers`` or through the ``store`` from now on."""
 
     def rest(self) -> None:
-        """Forget pushes that are in no update yet, since the run was cut off here."""
+        """Forget pushes that no update contains yet: the run was cut off here."""
 
 
 class RecordedRun:
-    """Makes one run again.
+    """Replays one run.
 
     Args:
         coordinator: as it was when the run began.
-        work: computes the pushes that count; it does not hear of work that was never pushed.
-        pulled: the version at which each push was computed; work that is missing was called off.
-        lookahead: the mini-batches that members fetched ahead.
+        work: computes the pushes that count; it is not told of work that was never pushed.
+        pulled: the version at which each push was computed; missing work was cancelled.
+        lookahead: the number of mini-batches that members fetched ahead.
 
     Attributes:
-        pushes: the pushes made again so far.
+        pushes: the number of pushes computed so far.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RecordedRun:
         self._leases: dict[Work, tuple[Lease, ...]] = {}
         self._tickets: dict[int, Ticket] = {}
         self._scales: dict[Work, float] = {}
-        """The scale of each push that the distance rule scaled, until the trace gives its own."""
+        """The scale of each push that the distance rule scaled, until the trace's is read."""
         work.on_scaled = self._keep_scale
         self._is_stopped = False
 
@@ -100,15 +100,15 @@ class RecordedRun:
         until: int | None = None,
         on_progress: Callable[[int], None] = lambda version: None,
     ) -> None:
-        """Make the run again, to its end or until ``until`` updates are made.
+        """Replay the run to its end, or until ``until`` updates are made.
 
-        Orders that are missing at the end of a trace that was cut off are no difference.
+        Orders that are missing at the end of a truncated trace are no difference.
 
         Args:
             on_progress: called after each push with the number of updates made.
 
         Raises:
-            Difference: something is not as it was recorded.
+            Difference: something differs from its record.
         """
         is_ended = False
         for record in records:
@@ -151,16 +151,16 @@ class RecordedRun:
         ticket = fact.ticket
         if counts := self._is_current(ticket):
             if ticket != self._tickets[ticket.member] or ticket.version > self.coordinator.version:
-                raise self._differs(ticket, "a gradient", "it holds no such version")
+                raise self._differs(ticket, "a gradient", "no such version")
             del self._tickets[ticket.member]
             leases = self._leases.pop(ticket[:2])
             self._compare(fact, self._work.push(ticket, leases, fact.at_s))
         orders = self.coordinator.hear(fact)
-        assert counts or Late(ticket) in orders  # every push that is used was compared
+        assert counts or Late(ticket) in orders  # every push in an update was compared
         self._follow(orders, fact)
 
     def _resume(self) -> None:
-        """Resume from a rest, at which the run was cut off: members are gone, others will join."""
+        """Resume where the run was cut off: its members are gone, others will join."""
         for member in list(self._tickets):
             self._call_off(member)
         self.coordinator.resume(self.coordinator.resting_state())
@@ -171,33 +171,33 @@ class RecordedRun:
         at_work = self._tickets.get(ticket.member)
         return at_work is not None and at_work[:2] == ticket[:2] and not self._is_stopped
 
-    def _compare(self, recorded: Pushed, now: Pushed) -> None:
-        if recorded.num_samples != now.num_samples:
+    def _compare(self, recorded: Pushed, computed: Pushed) -> None:
+        if recorded.num_samples != computed.num_samples:
             raise self._differs(
-                recorded.ticket, f"{recorded.num_samples} samples", str(now.num_samples)
+                recorded.ticket, f"{recorded.num_samples} samples", str(computed.num_samples)
             )
-        if recorded.is_finite != now.is_finite:
+        if recorded.is_finite != computed.is_finite:
             phrases = {True: "a finite gradient", False: "one that is not"}
             raise self._differs(
-                recorded.ticket, phrases[recorded.is_finite], phrases[now.is_finite]
+                recorded.ticket, phrases[recorded.is_finite], phrases[computed.is_finite]
             )
-        if recorded.loss != now.loss and recorded.loss == recorded.loss and now.is_finite:
-            raise self._differs(recorded.ticket, f"loss {recorded.loss!r}", repr(now.loss))
+        if recorded.loss != computed.loss and recorded.loss == recorded.loss and computed.is_finite:
+            raise self._differs(recorded.ticket, f"loss {recorded.loss!r}", repr(computed.loss))
 
     def _keep_scale(self, ticket: Ticket, scale: float) -> None:
         self._scales[ticket[:2]] = scale
 
     def _compare_scale(self, record: Scaled) -> None:
-        """Compare a recorded scale, which the trace has with its member's next message.
+        """Compare a recorded scale, which its member reports with its next message.
 
-        Pushes of other members may lie between the push and this record.
+        Pushes of other members may be between the push and this record.
         """
         ticket = record.ticket
-        now = self._scales.pop(ticket[:2], record.scale)
-        if now != record.scale:
+        scale = self._scales.pop(ticket[:2], record.scale)
+        if scale != record.scale:
             raise Difference(
                 f"by push {self.pushes}: distance left {record.scale!r} of the push of member "
-                f"{ticket.member} at version {ticket.version}, now {now!r}"
+                f"{ticket.member} at version {ticket.version}, now {scale!r}"
             )
 
     def _differs(self, ticket: Ticket, recorded: str, now: str) -> Difference:
@@ -231,11 +231,11 @@ class RecordedRun:
                 f"member {ticket.member} pushed a gradient of version {version} for work that was "
                 f"granted at version {ticket.version}"
             )
-        held = grant._replace(ticket=ticket._replace(version=version))
-        self._tickets[ticket.member] = held.ticket
+        pulled_grant = grant._replace(ticket=ticket._replace(version=version))
+        self._tickets[ticket.member] = pulled_grant.ticket
         self._leases[ticket[:2]] = grant.leases
         if ticket[:2] in self._pulled:
-            self._to_pull[version].append(held)
+            self._to_pull[version].append(pulled_grant)
 
     def _call_off(self, member: int) -> None:
         ticket = self._tickets.pop(member, None)
@@ -253,21 +253,21 @@ class RecordedRun:
     def _expect(self, recorded: Order, at_s: float) -> None:
         if not self._due and not self.coordinator.is_epoch_open and not self._is_stopped:
             is_new = self.coordinator.is_between_epochs
-            ends = self._work.opened(self.coordinator.epoch + 1) if is_new else None
-            self._follow(self.coordinator.open_epoch(at_s, ends), Joined(-1, at_s))
-        now = self._due.popleft() if self._due else None
-        if now != recorded:
-            made = "nothing" if now is None else _describe(now)
+            stream_ends = self._work.opened(self.coordinator.epoch + 1) if is_new else None
+            self._follow(self.coordinator.open_epoch(at_s, stream_ends), Joined(-1, at_s))
+        order = self._due.popleft() if self._due else None
+        if order != recorded:
+            decided = "nothing" if order is None else _describe(order)
             raise Difference(
                 f"after push {self.pushes}, at version {self.coordinator.version}: "
-                f"{_describe(recorded)} was decided, now it is {made}"
+                f"the run decided {_describe(recorded)}; the replay decided {decided}"
             )
 
     def _check_nothing_due(self) -> None:
         if self._due:
             raise Difference(
-                f"after push {self.pushes}, at version {self.coordinator.version}: now "
-                f"{_describe(self._due[0])} is decided, nothing was recorded"
+                f"after push {self.pushes}, at version {self.coordinator.version}: the replay "
+                f"decided {_describe(self._due[0])}; the run decided nothing"
             )
 
 
@@ -279,7 +279,9 @@ def _describe(order: Order) -> str:
         ranges = ", ".join(f"{lease.start}-{lease.stop}" for lease in order.leases)
         return f"work for member {order.ticket.member} (samples {ranges})"
     if isinstance(order, Cancel):
-        return f"calling off member {order.member}"
+        return f"the cancellation of member {order.member}"
     name = type(order).__name__.lower()
-    tickets = getattr(order, "tickets", None) or (order.ticket,)  # type: ignore[union-attr]  # all others have one
+    tickets = getattr(order, "tickets", None)
+    if tickets is None:
+        tickets = (order.ticket,)  # type: ignore[union-attr]  # all others have one
     return f"{name} of {[tuple(ticket) for ticket in tickets]}"

@@ -5,12 +5,12 @@ One JSON object per line (records.py), ``"kind"`` first and a checksum of all li
 be made again later, and the order of its lines *is* the run, so it can be replayed. This module
 must not know engines or reports.
 
-    {"kind": "run", "format": 2, "task": "lenet", ...}
+    {"kind": "run", "format": 3, "task": "lenet", ...}
     {"kind": "joined", "t": 0.81, "member": 0, "worker": 0, "pid": 4711}
     {"kind": "grant", "t": 0.82, "ticket": [0, 0, 0], "leases": [[0, 0, 0, 128]], "upcoming": []}
     {"kind": "pushed", "t": 0.84, "ticket": [0, 0, 0], "samples": 128, "loss": 2.3, ...}
-    {"kind": "resumed", "t": 9.1, "version": 412, "workers": 2, "lost": 17, "changes": {}}
     {"kind": "apply", "t": 0.84, "tickets": [[0, 0, 0], [1, 0, 0]], "weights": [0.5, 0.5]}
+    {"kind": "resumed", "t": 9.1, "version": 412, "workers": 2, "lost": 17, "changes": {}}
 
 `reader` reads a complete trace, `following` one that is being written.
 """

@@ -65,7 +65,9 @@ def has_begun(path: Path) -> bool:
     """Return whether a member joined this trace's run; False if there is no trace."""
     try:
         records = read_trace(path)
-        return any(isinstance(r, Heard) and isinstance(r.fact, Joined) for r in records)
+        return any(
+            isinstance(record, Heard) and isinstance(record.fact, Joined) for record in records
+        )
     except ConfigError:
         return path.is_file() and path.stat().st_size > 0  # damaged: it may have begun
 
@@ -199,7 +201,7 @@ def _header(fields: _Fields) -> Header:
     integer(fields["format"])
     if not 0 < count(fields.get("workers", 1)) <= MOST_WORKERS:
         raise ValueError(f"{fields['workers']} workers")
-    return Header(fields={k: _scalars(value) for k, value in fields.items() if k != "kind"})
+    return Header(fields={name: _scalars(fields[name]) for name in fields if name != "kind"})
 
 
 def _pushed(fields: _Fields) -> Handed:

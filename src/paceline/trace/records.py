@@ -128,7 +128,7 @@ class Logged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """From here on other members continue the run; leases that were at work are free again.
+    """From here on other members continue the run; unfinished leases are free again.
 
     Attributes:
         workers: number of these members.
@@ -198,7 +198,7 @@ Record: TypeAlias = (
 
 
 LONGEST_BYTES = 1 << 26
-"""The most bytes of a line: a grant of a million leases takes less."""
+"""Limit of a line: a grant of a million leases takes less."""
 _MARK = ',"sum":'
 
 

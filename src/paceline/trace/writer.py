@@ -1,4 +1,4 @@
-"""Writes a trace: a push costs a few microseconds here, and a full disk does not end the run.
+"""Writes a trace: a push costs a few microseconds, and a full disk does not end the run.
 
     line -> sum -> waiting -> file        a few times a second, and before a checkpoint
 
@@ -26,7 +26,7 @@ from .records import LONGEST_BYTES, Scalar, lines_of, seal, sound_part
 
 _BUFFER_BYTES = 1 << 16
 _MOST_WAITING_BYTES = 1 << 26
-"""The most that is kept while the file cannot be written: about 300,000 pushes."""
+"""Limit of the lines that wait while the file cannot be written: about 300,000 pushes."""
 _COPY_BYTES = 1 << 20
 
 
@@ -35,7 +35,7 @@ class Trace:
 
     Args:
         goes_on: whether the file is an earlier part of the run, which is not changed before
-            ``go_on``; if it was deleted, a new file is begun.
+            ``go_on``; if it was deleted, a new file is created.
         place: the folder of ``path``, if that is open already.
 
     Invariant: after ``close`` every line in the file is complete, and nothing follows the end
@@ -44,7 +44,7 @@ class Trace:
     Attributes:
         has_begun: whether a member joined: the plan was accepted.
         trouble: why the file cannot be written now; empty: it can.
-        is_cut: whether it ended for good since too much would have had to wait.
+        is_cut: whether it ended for good, since too much was waiting.
         within: the identity of its folder.
     """
 
@@ -52,10 +52,10 @@ class Trace:
         self, path: Path, *, goes_on: bool = False, place: OpenFolder | None = None
     ) -> None:
         self.path = path
-        with nullcontext(place) if place else closing(OpenFolder.open(path.parent)) as here:
-            self.within = here.identity
-            exists = goes_on and here.has(path.name)
-            fd = here.again(path.name) if exists else here.fresh(path.name)
+        with nullcontext(place) if place else closing(OpenFolder.open(path.parent)) as folder:
+            self.within = folder.identity
+            exists = goes_on and folder.has(path.name)
+            fd = folder.again(path.name) if exists else folder.fresh(path.name)
         self._file = os.fdopen(fd, "r+b", 0)
         self._waiting = bytearray()
         self._sum = 0
@@ -81,7 +81,7 @@ class Trace:
         return self._file.tell()
 
     def copy(self, path: Path) -> int:
-        """Write all of it, with what waits, to another file; return its length in bytes.
+        """Write all lines, also those that wait, to another file; return its length in bytes.
 
         Raises:
             OSError: it cannot be written.
@@ -95,13 +95,13 @@ class Trace:
 
     def _copy_to(self, target: BinaryIO) -> None:
         for start in range(0, self._file.tell(), _COPY_BYTES):
-            count = min(_COPY_BYTES, self._file.tell() - start)
-            target.write(os.pread(self._file.fileno(), count, start))
+            num_bytes = min(_COPY_BYTES, self._file.tell() - start)
+            target.write(os.pread(self._file.fileno(), num_bytes, start))
         target.write(self._waiting)
         target.flush()
 
     def _restore(self) -> None:
-        """Write the file again if it was deleted: its open descriptor still has all of it."""
+        """Write the file again if it was deleted: the open descriptor still has all of it."""
         if os.fstat(self._file.fileno()).st_nlink:
             return
         folder = self.path.parent
@@ -141,15 +141,15 @@ class Trace:
             How many updates were cut off.
         """
         fd = self._file.fileno()
-        here = name_of(fd, self.path)
-        with open_to_read(here) as file:
+        readable_path = name_of(fd, self.path)
+        with open_to_read(readable_path) as file:
             sound_bytes, total = sound_part(file, at_bytes, partial(_has_lost, version))
             file.seek(sound_bytes)
             was_cut = _has_lost(version, file.readline(LONGEST_BYTES))
             file.seek(sound_bytes if was_cut else min(at_bytes, os.fstat(fd).st_size))
             complete = takewhile(lambda line: line.endswith(b"\n"), lines_of(file))
             lost = sum(line.startswith(b'{"kind":"apply"') for line in complete)
-        old_header = read_header(here).fields if sound_bytes else header
+        old_header = read_header(readable_path).fields if sound_bytes else header
         changes = {name: new for name, new in header.items() if old_header.get(name) != new}
         self._sum = total
         self._file.truncate(sound_bytes)
@@ -289,7 +289,7 @@ class Trace:
                 self._cut()
 
     def close(self) -> None:
-        """Write what waits and close the file; may be called twice."""
+        """Write the waiting lines and close the file; may be called twice."""
         if self._file.closed:
             return
         self.flush()
