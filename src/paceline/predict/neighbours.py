@@ -41,6 +41,8 @@ _START_S = 300.0
 """A neighbour that has not made the model by then is killed, and the model is measured alone."""
 _END_S = 20.0
 """A neighbour that does not end within this time is killed; many that compute end slowly."""
+_EXIT_S = 1.0
+"""How long after its connection broke a process may take to be gone."""
 _WARM_UP_S = 0.05
 """How long a neighbour computes before anything is measured beside it."""
 
@@ -112,21 +114,53 @@ class Neighbours:
                     self._kill()
                     return False
                 time.sleep(_POLL_S)
-        self._group = dist.ProcessGroupGloo(self._store, 0, self._size, _TIMEOUT)
+        with self._losses_named():
+            self._group = dist.ProcessGroupGloo(self._store, 0, self._size, _TIMEOUT)
         return True
+
+    @contextmanager
+    def _losses_named(self) -> Iterator[None]:
+        """Raise LinkError instead of torch's RuntimeError if a neighbour has ended."""
+        try:
+            yield
+        except RuntimeError:
+            deadline_s = time.monotonic() + _EXIT_S
+            while time.monotonic() < deadline_s:
+                self._refuse_ended()
+                time.sleep(_POLL_S)
+            raise
+
+    def _refuse_ended(self) -> None:
+        """Raise LinkError if a neighbour has ended."""
+        for rank, process in enumerate(self.processes, start=1):
+            if process.poll() is not None:
+                raise LinkError(
+                    f"process {rank} of the {self._size - 1} that compute while the model is "
+                    f"measured ended (exit status {process.returncode}); free some memory, or ask "
+                    "for fewer workers"
+                )
 
     def exchanges(self) -> ExchangeCosts:
         """Return what exchanges cost while no process computes the model."""
         self._send("exchange")
-        with threads(self._threads):
+        with threads(self._threads), self._losses_named():
             return measure(NeighbourGroup(self._group))
 
     @contextmanager
     def compute(self, batch_size: int) -> Iterator[None]:
         """Let the neighbours compute meanwhile, ``batch_size`` samples each."""
         turn = self._send(f"compute {batch_size}")
+        deadline_s = time.monotonic() + _TIMEOUT.total_seconds()
         for rank in range(1, self._computing):
-            self._store.wait([f"computes {turn} {rank}"], _TIMEOUT)
+            while not self._store.check([f"computes {turn} {rank}"]):
+                self._refuse_ended()
+                if time.monotonic() > deadline_s:
+                    raise LinkError(
+                        f"process {rank} of the {self._size - 1} that compute while the model is "
+                        f"measured has not computed {batch_size} samples within "
+                        f"{_TIMEOUT.total_seconds():.0f} s; ask for fewer workers"
+                    )
+                time.sleep(_POLL_S)
         try:
             yield
         finally:
@@ -151,7 +185,8 @@ class Neighbours:
 
     def _round_s(self, order: str, step: Callable[[], object], num_rounds: int) -> float:
         self._send(order)
-        return round_s(NeighbourGroup(self._group), step, num_rounds)
+        with self._losses_named():
+            return round_s(NeighbourGroup(self._group), step, num_rounds)
 
     def _send(self, order: str) -> int:
         """Send an order to all neighbours, and return its number."""
