@@ -98,10 +98,10 @@ def test_the_table_has_all_splits_and_what_does_not_fit() -> None:
 
 def test_a_plan_says_what_a_pipeline_runs_by() -> None:
     asked = question("chain", 2, micro_batches=None)
-    said = "as many micro-batches as a run takes, by gpipe unless 1f1b or interleaved is named"
+    said = "as many micro-batches as a run uses, with gpipe unless 1f1b or interleaved is named"
     assert dict(plan_splits(asked).about)["batch"] == f"16 samples an update, {said}"
     named = question("chain", 2, micro_batches=None, schedule="1f1b")
-    assert dict(plan_splits(named).about)["batch"].endswith("as a run takes, by 1f1b")
+    assert dict(plan_splits(named).about)["batch"].endswith("as a run uses, with 1f1b")
 
 
 def test_a_model_that_branches_is_said_with_its_line() -> None:
@@ -116,7 +116,7 @@ def test_a_model_that_branches_is_said_with_its_line() -> None:
 
 def test_batch_norm_is_named() -> None:
     about = dict(plan_splits(question("normed", 2)).about)
-    assert about["batch norm"].startswith("1 look at the whole batch")
+    assert about["batch norm"].startswith("1 use statistics of the whole batch")
 
 
 def test_a_large_model_asks_for_the_table_by_itself_and_is_advised_a_shard_or_a_cut(
