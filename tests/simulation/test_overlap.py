@@ -36,3 +36,13 @@ def test_what_a_measured_exchange_would_hide_nobody_knows() -> None:
     object.__setattr__(conditions, "machine", object())
     with pytest.raises(ConfigError, match="--overlap 1 with --like and --link"):
         Agenda(conditions, 1)
+
+
+def test_an_overlap_that_changes_no_time_is_named() -> None:
+    found = forecast("local-sgd:4+fragments:1,2", 4, World(delay=("10ms",)), 10)
+    assert (
+        found.note
+        == "an overlap of 2 steps changes no time: without --link an exchange takes no time"
+    )
+    assert forecast("local-sgd:4+fragments:1,2", 4, WORLD, 10).note == ""
+    assert forecast("local-sgd:4+fragments:2", 4, World(delay=("10ms",)), 10).note == ""
