@@ -208,8 +208,11 @@ class Agenda:
             self._num_dead += 1
             if self._num_dead > 1000 and 2 * self._num_dead > len(self.heap):
                 self._remove_dead()
-        elif self._sum is not None:
-            self._sum.push(at_s)
+        else:
+            if self._sum is not None:
+                self._sum.push(at_s)
+            if self._overlap_steps:  # not when it begins: work that is called off is in no update
+                self._all_done_s = max(self._all_done_s, self._done_s[member])
         begun_s, end_s = self.begun_s[member], min(at_s, self._done_s[member])
         self._done_s[member] = _NEVER_S
         return end_s - begun_s if begun_s < end_s else 0.0
@@ -245,8 +248,6 @@ class Agenda:
         if self._lanes is None:
             return ticket
         self._done_s[member] = done_s
-        if self._overlap_steps:
-            self._all_done_s = max(self._all_done_s, done_s)
         return WorkDone(member, ticket)
 
     def _overlapped_span(
