@@ -56,6 +56,16 @@ def test_gradients_are_those_of_a_backward_pass() -> None:
     assert late.num_bytes == 0
 
 
+def test_a_layer_takes_its_input_by_name() -> None:
+    layer = nn.Linear(5, 2).double()
+    late = LateWeights([layer])
+    with late.kept():
+        layer(input=MICRO_BATCHES[0]).sum().backward()
+    late.add()
+    assert layer.weight.grad is not None
+    assert torch.allclose(layer.weight.grad, MICRO_BATCHES[0].sum(0).expand(2, 5))
+
+
 def test_inputs_have_their_gradients_at_once() -> None:
     layer = nn.Linear(5, 2).double()
     x = MICRO_BATCHES[0].clone().requires_grad_()

@@ -87,12 +87,13 @@ def _is_plain(layer: nn.Linear) -> bool:
     return type(layer) is nn.Linear and "forward" not in vars(layer) and not any(hooks)
 
 
-def _forward(layer: _Layer, x: Tensor) -> Tensor:
+def _forward(layer: _Layer, input: Tensor) -> Tensor:
+    """Do what ``nn.Linear.forward(input)`` does; models may pass its argument by name."""
     linear = layer.linear
-    if x.ndim != 2 or not (torch.is_grad_enabled() and linear.weight.requires_grad):
-        return functional.linear(x, linear.weight, linear.bias)
-    bias = None if linear.bias is None else linear.bias.detach()
-    output: Tensor = _InputGradient.apply(x, layer.anchor, linear.weight.detach(), bias, layer.rows)  # type: ignore[no-untyped-call]  # torch's has no types
+    if input.ndim != 2 or not (torch.is_grad_enabled() and linear.weight.requires_grad):
+        return functional.linear(input, linear.weight, linear.bias)
+    bias, weight = None if linear.bias is None else linear.bias.detach(), linear.weight.detach()
+    output: Tensor = _InputGradient.apply(input, layer.anchor, weight, bias, layer.rows)  # type: ignore[no-untyped-call]  # torch's has no types
     return output
 
 
