@@ -138,7 +138,7 @@ class Agenda:
         return member
 
     def leave(self, worker: int, at_s: float) -> int:
-        """Remove the member at a worker's seat, and return it; its work must have ended before."""
+        """Remove the member at a worker's seat, and return it; the driver ends its work."""
         member = self.member_of.pop(worker)
         self._past_present_s += at_s - self._joined_s.pop(member)
         return member
