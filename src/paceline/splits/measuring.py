@@ -307,7 +307,6 @@ def _graph(traced: TracedModel, walk: _Walk, times: Sequence[TakenTimes]) -> Wor
             users.setdefault(id(parameter), []).append(number)
     sizes = {id(parameter): parameter.nbytes for parameter in traced.module.parameters()}
     kept_outputs = dict.fromkeys(range(len(traced.pieces)), 0)
-    buffer_bytes = _buffer_bytes(traced, walk)
     edges = list(_edges(traced, walk))
     for node, edge in edges:
         if node in walk.is_kept:
@@ -323,7 +322,7 @@ def _graph(traced: TracedModel, walk: _Walk, times: Sequence[TakenTimes]) -> Wor
             parameter_bytes=sum(p.nbytes for p in cost.parameters if len(users[id(p)]) == 1),
             activation_bytes=cost.kept_bytes + kept_outputs[number],
             late_bytes=cost.late_bytes,
-            buffer_bytes=buffer_bytes[number],
+            buffer_bytes=buffer_bytes,
             num_layers=sum(
                 any(True for _ in traced.graph_module.get_submodule(str(node.target)).parameters())
                 for node in piece
@@ -331,8 +330,8 @@ def _graph(traced: TracedModel, walk: _Walk, times: Sequence[TakenTimes]) -> Wor
             )
             or int(any(len(users[id(p)]) == 1 for p in cost.parameters)),
         )
-        for number, (piece, cost, taken) in enumerate(
-            zip(traced.pieces, walk.costs, times, strict=True)
+        for number, (piece, cost, taken, buffer_bytes) in enumerate(
+            zip(traced.pieces, walk.costs, times, _buffer_bytes(traced, walk), strict=True)
         )
     )
     ties = tuple(
