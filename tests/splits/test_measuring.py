@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import hard_to_cut as nets
+from paceline.errors import ConfigError
 from paceline.partition.graph import INPUT
 from paceline.splits import measuring
 from paceline.splits.channels import find_pairs
@@ -114,6 +115,12 @@ def test_a_buffer_that_operations_read_counts_once() -> None:
     inputs = (torch.randn(8, 4),)
     graph = measure(trace(Scaled(), inputs), inputs).graph
     assert sum(node.buffer_bytes for node in graph.nodes) == 4 * 4
+
+
+def test_a_model_without_operations_is_refused() -> None:
+    inputs = (torch.randn(2, 4),)
+    with pytest.raises(ConfigError, match="a model without operations cannot be cut"):
+        measure(trace(nn.Identity(), inputs), inputs)
 
 
 def test_tied_parameters_are_ties_and_buffers_are_counted() -> None:

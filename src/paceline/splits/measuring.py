@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
+from ..errors import ConfigError
 from ..partition.graph import INPUT, TiedParameter, WorkEdge, WorkGraph, WorkNode
 from .clocks import CountedClock, TakenTimes, TimedClock, median_times, tensors_in
 from .late_weights import LateWeights
@@ -52,7 +53,12 @@ def measure(traced: TracedModel, inputs: Sequence[Tensor]) -> MeasuredModel:
 
     Args:
         inputs: as the model was traced with, except for the size of the batch, their first axis.
+
+    Raises:
+        ConfigError: the model has no operations.
     """
+    if not traced.pieces:
+        raise ConfigError("a model without operations cannot be cut")
     is_counted = any(tensor.is_meta for tensor in (*inputs, *traced.module.parameters()))
     clock = CountedClock() if is_counted else TimedClock(_ROUNDS)
     late, rounds = LateWeights([traced.module]), list[_Round]()
