@@ -295,7 +295,8 @@ def likely_update_s(
 def in_words(conditions: Conditions) -> str:
     """Return the time of a step in words."""
     texts = list(dict.fromkeys(delay.text for delay in conditions.delays))
-    delay = texts[0] if len(texts) == 1 else f"one of {', '.join(texts[:4])}"
+    more = f" and {len(texts) - 4} more" if len(texts) > 4 else ""
+    delay = texts[0] if len(texts) == 1 else f"one of {', '.join(texts[:4])}{more}"
     machine = conditions.machine
     if machine is None:
         return delay
