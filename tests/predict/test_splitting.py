@@ -4,6 +4,8 @@ import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import nn
 
 from paceline.collectives.base import LinkCost
 from paceline.errors import ConfigError
-from paceline.exports.subject import InputShape
+from paceline.exports.subject import InputShape, Subject
 from paceline.predict import split_costs
 from paceline.predict.split_models import SplitQuestion
 from paceline.predict.splitting import partition, plan_splits, wants_splits
@@ -135,6 +137,16 @@ def test_a_large_model_asks_for_the_table_by_itself_and_is_advised_a_shard_or_a_
     tight = plan_splits(question("huge", 4, inputs=wide, memory_bytes=4 << 30))
     assert any(one.startswith("one copy does not fit") for one in tight.notes)
     assert tight.table.advised.fits
+
+
+def test_an_optimizer_that_cannot_step_is_named() -> None:
+    task: Any = SimpleNamespace(
+        optimizer=lambda parameters, lr: torch.optim.LBFGS(parameters, lr=lr), learning_rate=0.1
+    )
+    subject = Subject(name="own", model=chain(), inputs=lambda size: (torch.ones(size, 16),),
+                      task=task, checkpoint=None)  # fmt: skip
+    with pytest.raises(ConfigError, match=r"the optimizer of own cannot step: .*closure"):
+        split_costs._update(subject, is_counted=False)
 
 
 def test_what_a_module_makes_at_import_keeps_its_numbers(

@@ -35,6 +35,7 @@ from ..spread.units import unit_bytes
 from ..system.ceilings import read_ceilings
 from ..system.pages import SMALL_BYTES, lean_heap
 from ..system.processors import num_cores
+from ..system.reasons import reason
 from ..tuning.allocator import as_in_workers
 from .exchanges import ExchangeCosts
 from .measuring import MeasuredCosts, least_of, measuring_of
@@ -71,12 +72,9 @@ class PreparedModel:
         return sum(parameter.numel() for parameter in self.subject.model.parameters())
 
 
-def _allow_all(traced: TracedModel, batch_size: int) -> None:
-    pass
-
-
 def prepare(
-    question: SplitQuestion, check: Callable[[TracedModel, int], None] = _allow_all
+    question: SplitQuestion,
+    check: Callable[[TracedModel, int], None] = lambda traced, batch_size: None,
 ) -> PreparedModel:
     """Trace and measure the model.
 
@@ -157,12 +155,9 @@ def _on_meta(subject: Subject, batch: int) -> tuple[Tensor, ...]:
 
 
 def _pipeline(
-    question: SplitQuestion,
-    subject: Subject,
-    left_bytes: int | None,
-    link: LinkCost,
+    question: SplitQuestion, subject: Subject, left_bytes: int | None, link: LinkCost,
     update: tuple[float, int],
-) -> Pipeline:
+) -> Pipeline:  # fmt: skip
     update_s_per_byte, state_copies = update
     return Pipeline(
         workers=workers(question.num_workers, left_bytes, question.speeds), link=link,
@@ -200,10 +195,15 @@ def _update(subject: Subject, is_counted: bool) -> tuple[float, int]:
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     steps_s = []
-    for _ in range(3):
-        start_s = time.perf_counter()
-        optimizer.step()
-        steps_s.append(time.perf_counter() - start_s)
+    try:
+        for _ in range(3):
+            start_s = time.perf_counter()
+            optimizer.step()
+            steps_s.append(time.perf_counter() - start_s)
+    except Exception as error:  # the user's optimizer may raise anything
+        raise ConfigError(
+            f"the optimizer of {subject.name} cannot step: {reason(error)}"
+        ) from error
     copies = [
         value for state in optimizer.state.values() for value in state.values()
         if isinstance(value, Tensor) and value.ndim
