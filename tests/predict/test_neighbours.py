@@ -82,6 +82,20 @@ def test_a_process_that_does_not_get_ready_is_not_waited_for_longer(
         assert beside is None
 
 
+def test_a_process_that_is_killed_meanwhile_is_named_at_once() -> None:
+    with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 2, 1) as beside:
+        assert beside is not None
+        (process,) = beside.processes
+        process.kill()
+        lost = r"process 1 of the 1 that compute .* ended \(exit status -9\); free some memory"
+        with pytest.raises(LinkError, match=lost):
+            beside.exchanges()
+        with pytest.raises(LinkError, match=lost), beside.compute(4):
+            pytest.fail("nobody computes")
+        with pytest.raises(LinkError, match=lost):
+            beside._round_s("round 4 1 2", lambda: None, 1)
+
+
 def test_turns_cost_what_a_step_of_all_takes_beyond_a_step_of_those_with_a_core() -> None:
     def step() -> None:
         time.sleep(slow_s if len(rounds) > _A_ROUND else 0.03)

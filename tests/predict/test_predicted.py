@@ -158,3 +158,8 @@ def test_the_family_has_every_kind_and_what_is_nonsense_is_refused() -> None:
     }  # fmt: skip
     with pytest.raises(ConfigError, match="at least 2 workers, got --workers 1"):
         advise(Question(task="quadratic", workers=1))
+
+
+def test_of_many_times_the_first_are_named_and_the_others_counted() -> None:
+    delays = tuple(f"{worker}={worker + 1}s" for worker in range(6))
+    assert forecast("async", 6, World(delay=delays), 10).delay == "one of 1s, 2s, 3s, 4s and 2 more"

@@ -4,6 +4,8 @@ import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import nn
 
 from paceline.collectives.base import LinkCost
 from paceline.errors import ConfigError
-from paceline.exports.subject import InputShape
+from paceline.exports.subject import InputShape, Subject
 from paceline.predict import split_costs
 from paceline.predict.split_models import SplitQuestion
 from paceline.predict.splitting import partition, plan_splits, wants_splits
@@ -98,10 +100,10 @@ def test_the_table_has_all_splits_and_what_does_not_fit() -> None:
 
 def test_a_plan_says_what_a_pipeline_runs_by() -> None:
     asked = question("chain", 2, micro_batches=None)
-    said = "as many micro-batches as a run takes, by gpipe unless 1f1b or interleaved is named"
+    said = "as many micro-batches as a run uses, with gpipe unless 1f1b or interleaved is named"
     assert dict(plan_splits(asked).about)["batch"] == f"16 samples an update, {said}"
     named = question("chain", 2, micro_batches=None, schedule="1f1b")
-    assert dict(plan_splits(named).about)["batch"].endswith("as a run takes, by 1f1b")
+    assert dict(plan_splits(named).about)["batch"].endswith("as a run uses, with 1f1b")
 
 
 def test_a_model_that_branches_is_said_with_its_line() -> None:
@@ -116,7 +118,7 @@ def test_a_model_that_branches_is_said_with_its_line() -> None:
 
 def test_batch_norm_is_named() -> None:
     about = dict(plan_splits(question("normed", 2)).about)
-    assert about["batch norm"].startswith("1 look at the whole batch")
+    assert about["batch norm"].startswith("1 use statistics of the whole batch")
 
 
 def test_a_large_model_asks_for_the_table_by_itself_and_is_advised_a_shard_or_a_cut(
@@ -135,6 +137,16 @@ def test_a_large_model_asks_for_the_table_by_itself_and_is_advised_a_shard_or_a_
     tight = plan_splits(question("huge", 4, inputs=wide, memory_bytes=4 << 30))
     assert any(one.startswith("one copy does not fit") for one in tight.notes)
     assert tight.table.advised.fits
+
+
+def test_an_optimizer_that_cannot_step_is_named() -> None:
+    task: Any = SimpleNamespace(
+        optimizer=lambda parameters, lr: torch.optim.LBFGS(parameters, lr=lr), learning_rate=0.1
+    )
+    subject = Subject(name="own", model=chain(), inputs=lambda size: (torch.ones(size, 16),),
+                      task=task, checkpoint=None)  # fmt: skip
+    with pytest.raises(ConfigError, match=r"the optimizer of own cannot step: .*closure"):
+        split_costs._update(subject, is_counted=False)
 
 
 def test_what_a_module_makes_at_import_keeps_its_numbers(

@@ -69,6 +69,19 @@ def test_one_among_many_is_a_thousand_times_faster(text: str) -> None:
     equal(many.counts, one.counts)
 
 
+@pytest.mark.parametrize("name", RHYTHMIC)
+def test_more_steps_than_are_held_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "_FEW", 0)
+    monkeypatch.setattr(bulk, "_CELLS", 40)  # no whole number of updates of 3 pushes
+    conditions = Conditions(delays=(parse_delay("exp:10ms"),) * 5)
+    text = with_number(name, 3)
+    many, one = bulk_driver(parse(text, 5), conditions), LeanDriver(parse(text, 5), conditions)
+    assert many is not None
+    for driver in (many, one):
+        driver.advance(200)
+    equal(many.counts, one.counts)
+
+
 def test_a_heavy_tail_takes_no_more_steps_than_are_asked_for() -> None:
     """Nearly all steps are a thousand times shorter than the mean."""
     conditions = Conditions(delays=(parse_delay("lognormal:6,10ms"),) * 8)

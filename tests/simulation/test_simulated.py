@@ -148,3 +148,14 @@ def test_pauses_scatter_no_update() -> None:
             counts.paused(9.0)
     assert (counts.mean_update_s(), counts.error_update_s()) == (1.0, 0.0)
     assert counts.trained_s(30) == 30.0
+
+
+@pytest.mark.parametrize(("from_s", "until_s"), [(0.0, 0.4), (0.3, 0.5)])
+def test_who_comes_between_two_epochs_waits_for_the_next(from_s: float, until_s: float) -> None:
+    delay, none = parse_delay("10ms"), parse_delay("0ms")
+    machine = Machine(text="", work=(delay,) * 2, exchange=(none,) * 2, pause_s=1.0)
+    away = Absence(worker=1, from_s=from_s, until_s=until_s)
+    conditions = Conditions(delays=(none,) * 2, machine=machine, absences=(away,))
+    counts = SimulatedRun(parse("async", 2), Ledger(12, 2, 1), conditions).run(9)
+    assert counts.times_s[6] == pytest.approx(counts.times_s[5] + 1.01)
+    assert 0.0 < counts.mean_update_s() <= 0.01

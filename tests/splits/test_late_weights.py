@@ -56,6 +56,16 @@ def test_gradients_are_those_of_a_backward_pass() -> None:
     assert late.num_bytes == 0
 
 
+def test_a_layer_takes_its_input_by_name() -> None:
+    layer = nn.Linear(5, 2).double()
+    late = LateWeights([layer])
+    with late.kept():
+        layer(input=MICRO_BATCHES[0]).sum().backward()
+    late.add()
+    assert layer.weight.grad is not None
+    assert torch.allclose(layer.weight.grad, MICRO_BATCHES[0].sum(0).expand(2, 5))
+
+
 def test_inputs_have_their_gradients_at_once() -> None:
     layer = nn.Linear(5, 2).double()
     x = MICRO_BATCHES[0].clone().requires_grad_()
@@ -100,3 +110,36 @@ def test_layers_of_series_compute_as_always() -> None:
     assert layer.weight.grad is not None
     late.add()
     assert late.num_bytes == 0
+
+
+def test_under_autocast_layers_compute_as_always() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
+    model = copy.deepcopy(plain)
+    late = LateWeights([model])
+
+    def step(module: nn.Module) -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            outputs = module(MICRO_BATCHES[0].float())
+        outputs.float().square().sum().backward()
+
+    step(plain)
+    with late.kept():
+        step(model)
+    late.add()
+    for ours, torchs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert ours.grad is not None
+        assert torchs.grad is not None
+        assert torch.equal(ours.grad, torchs.grad)
+
+
+def test_what_a_broken_off_pass_kept_is_in_no_later_gradient() -> None:
+    layer = nn.Linear(5, 2).double()
+    late = LateWeights([layer])
+    with late.kept():
+        layer(MICRO_BATCHES[1]).sum().backward()
+    with late.kept():
+        layer(MICRO_BATCHES[0]).sum().backward()
+    late.add()
+    assert layer.weight.grad is not None
+    assert torch.allclose(layer.weight.grad, MICRO_BATCHES[0].sum(0).expand(2, 5))

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import hard_to_cut as nets
+from paceline.errors import ConfigError
 from paceline.partition.graph import INPUT
 from paceline.splits import measuring
 from paceline.splits.channels import find_pairs
@@ -88,6 +89,40 @@ def test_what_is_kept_is_what_autograd_keeps_each_once() -> None:
     assert outputs.requires_grad
 
 
+def test_frozen_weights_are_buffers_and_are_not_kept() -> None:
+    model, inputs = mlp(), (torch.randn(8, 16),)
+    trained = measure(trace(model, inputs), inputs).graph
+    model[2].requires_grad_(False)
+    frozen = measure(trace(model, inputs), inputs).graph
+    assert frozen.activation_bytes == trained.activation_bytes
+    assert [node.buffer_bytes for node in frozen.nodes] == [0, 0, 4 * (32 * 16 + 16), 0]
+
+
+class Scaled(nn.Module):
+    """Two operations read one buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = self.second(self.first(x) * self.scale) * self.scale
+        return scaled
+
+
+def test_a_buffer_that_operations_read_counts_once() -> None:
+    inputs = (torch.randn(8, 4),)
+    graph = measure(trace(Scaled(), inputs), inputs).graph
+    assert sum(node.buffer_bytes for node in graph.nodes) == 4 * 4
+
+
+def test_a_model_without_operations_is_refused() -> None:
+    inputs = (torch.randn(2, 4),)
+    with pytest.raises(ConfigError, match="a model without operations cannot be cut"):
+        measure(trace(nn.Identity(), inputs), inputs)
+
+
 def test_tied_parameters_are_ties_and_buffers_are_counted() -> None:
     words = torch.tensor([[1, 2, 3], [4, 5, 0]])
     graph = measure(trace(nets.TiedEnds(), (words,)), (words,)).graph
@@ -130,6 +165,26 @@ def test_alexnets_pairs_are_split_over_channels() -> None:
     assert names == [("1", "4"), ("7", "9"), ("11", "16"), ("19", "21")]
     assert pairs[0].in_bytes == 0  # nobody wants the gradient of an image
     assert pairs[1].in_bytes == 2 * 192 * 13 * 13 * 4
+
+
+class Shared(nn.Module):
+    """Something else reads the channels between two layers, which change in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        channels = self.first(x)
+        changed = nn.functional.relu(channels, inplace=True)
+        summed: torch.Tensor = self.second(changed) + channels.mean(1, keepdim=True)
+        return summed
+
+
+def test_channels_that_something_else_reads_are_not_split() -> None:
+    inputs = (torch.randn(3, 4),)
+    traced = trace(Shared(), inputs)
+    assert find_pairs(traced, measure(traced, inputs).graph) == ()
 
 
 def test_threads_are_afterwards_as_before() -> None:

@@ -1,18 +1,18 @@
-"""What a split's workers do together takes so long here: measured between as many processes.
+"""Measures what exchanges between a split's workers take here, with as many processes.
 
-    a message        there and back between two, halved         what crosses a pipeline's border
-    a meeting        a line from each to all                    spread/meeting.py
-    a turn           how much later all have met where each has computed before: they are not ready
-                     at the same time, and where they are more than the cores, wait for one
+    a message        half of a round trip between two           what crosses a pipeline's border
+    a meeting        each sends a line to all                    spread/meeting.py
+    a turn           how much longer a meeting takes after computing: processes are not ready at
+                     the same time, and if there are more than cores, some wait for one
     gather, reduce   of a unit of parameters                    spread/units.py
     a sum            of what is divided over channels           spread/columns.py
-    a round          each computes, then all meet               where some wait for a core
+    a round          each computes, then all meet               if some wait for a core
 
-What is timed is what a run calls, so it stays right when that changes. All processes call `measure`
-at the same time, and do the same in it: both directions of each link are busy, as in a run. Large
-units, their gradients and the rooms between are more than a cache holds. A time is the median of
-some means: of many crossings a step has the mean, and what else runs here takes from some. This
-module must not know models, nor what is priced.
+It times the functions that a run calls, so it stays right when those change. All processes call
+`measure` at the same time and do the same in it, so both directions of each link are busy, as in a
+run. Large units, their gradients and the buffers between them are larger than a cache. A time is
+the median of several means: a step makes many exchanges, so their mean counts, and other programs
+disturb some of them. This module must not know models or prices.
 """
 
 import statistics
@@ -33,24 +33,25 @@ from ..spread.units import ParameterUnit, UnitRooms
 _SMALL_BYTES, _LARGE_BYTES = 64, 1 << 22
 _UNITS = ((1 << 12, 8), (1 << 20, 2), (1 << 24, 1))
 _SUMS = ((1 << 12, 8), (1 << 18, 4), (1 << 22, 1))
-"""Sizes in bytes, and how many are timed at a time."""
-_MEANS = 5
+"""Sizes in bytes, and the number of calls in one mean."""
+_NUM_MEANS = 5
 _COMPUTED_S = 4e-3
-"""Before a meeting: a few layers of a small model."""
-_MEETINGS = 8
+"""Computing before a meeting: a few layers of a small model."""
+_NUM_MEETINGS = 8
 _WIDTH = 256
-"""Of the matrices that are multiplied then: they stay in a core's own cache."""
+"""Width of the matrices that are multiplied meanwhile: they stay in a core's own cache."""
 
 
 class ExchangeCosts(NamedTuple):
     """Seconds of exchanges between ``size`` processes at the same time.
 
     Attributes:
-        size: processes.
-        link: of a message from one to another.
-        turn_s: of a meeting behind computing, beyond its own and the computing.
-        gather_s, reduce_s: at sizes of a unit in bytes.
-        sum_s: at sizes of what each has.
+        size: number of processes.
+        link: cost of a message from one to another.
+        meeting_s: of a meeting alone.
+        turn_s: additional time of a meeting after computing.
+        gather_s, reduce_s: by the bytes of a unit.
+        sum_s: by the bytes that each process has.
     """
 
     size: int
@@ -63,10 +64,10 @@ class ExchangeCosts(NamedTuple):
 
 
 class NeighbourGroup(TorchGroup):
-    """All that measure together.
+    """The processes that measure together.
 
     Args:
-        gloo: their group, as torch has it.
+        gloo: their process group of torch.
     """
 
     def __init__(self, gloo: Any) -> None:
@@ -74,62 +75,63 @@ class NeighbourGroup(TorchGroup):
 
 
 def measure(group: TorchGroup) -> ExchangeCosts:
-    """What this process sees of it; all others measure meanwhile."""
+    """Measure all exchanges; return what this process saw. All others must call it, too."""
     meeting = Meeting(group, range(group.size))
 
     def meet() -> None:
         meeting.show(Intent(PartTask.STEP_END))
 
-    meeting_s = _usual_s(meet, 8)
-    gathered, reduced = [], []
+    meeting_s = _typical_s(meet, 8)
+    gather_s, reduce_s = [], []
     rooms = UnitRooms()
-    for num_bytes, times in _UNITS:
-        gather, reduce = _unit(num_bytes, group, rooms)
-        gathered.append((num_bytes, _usual_s(gather, times)))
-        reduced.append((num_bytes, _usual_s(reduce, times)))
-    added = []
-    for num_bytes, times in _SUMS:
-        mine = torch.zeros(num_bytes // 4)
-        added.append((num_bytes, _usual_s(lambda: summed(mine, group), times)))  # noqa: B023  called at once
+    for num_bytes, num_calls in _UNITS:
+        gather, reduce = _gather_and_reduce(num_bytes, group, rooms)
+        gather_s.append((num_bytes, _typical_s(gather, num_calls)))
+        reduce_s.append((num_bytes, _typical_s(reduce, num_calls)))
+    sum_s = []
+    for num_bytes, num_calls in _SUMS:
+        addend = torch.zeros(num_bytes // 4)
+        sum_s.append((num_bytes, _typical_s(lambda: summed(addend, group), num_calls)))  # noqa: B023  called at once
     return ExchangeCosts(
         size=group.size, link=_link(group), meeting_s=meeting_s,
         turn_s=_turn_s(group, meet, meeting_s),
-        gather_s=tuple(gathered), reduce_s=tuple(reduced), sum_s=tuple(added),
+        gather_s=tuple(gather_s), reduce_s=tuple(reduce_s), sum_s=tuple(sum_s),
     )  # fmt: skip
 
 
-def round_s(group: TorchGroup, work: Callable[[], object], times: int) -> float:
-    """Seconds until all have done this and have met; all others measure meanwhile.
+def round_s(group: TorchGroup, work: Callable[[], object], num_rounds: int) -> float:
+    """Return the seconds until all have done their work and have met; all others must call it, too.
 
     Args:
-        times: of rounds, of which the median counts; a first one does not.
+        num_rounds: rounds whose median is returned, after one that is not counted.
     """
-    meeting, taken = Meeting(group, range(group.size)), list[float]()
+    meeting, rounds_s = Meeting(group, range(group.size)), list[float]()
     meeting.show(Intent(PartTask.STEP_END))
-    for _ in range(1 + times):
+    for _ in range(1 + num_rounds):
         start_s = time.perf_counter()
         work()
         meeting.show(Intent(PartTask.STEP_END))
-        taken.append(time.perf_counter() - start_s)
-    return statistics.median(taken[1:])
+        rounds_s.append(time.perf_counter() - start_s)
+    return statistics.median(rounds_s[1:])
 
 
-def _usual_s(work: Callable[[], object], times: int) -> float:
-    """Of one: the median of means over so many each; a first one is not counted."""
+def _typical_s(work: Callable[[], object], num_calls: int) -> float:
+    """Return the seconds of one call: the median of means over ``num_calls`` each, after a first
+    call that is not counted."""
     work()
-    means = []
-    for _ in range(_MEANS):
+    means_s = []
+    for _ in range(_NUM_MEANS):
         start_s = time.perf_counter()
-        for _ in range(times):
+        for _ in range(num_calls):
             work()
-        means.append((time.perf_counter() - start_s) / times)
-    return statistics.median(means)
+        means_s.append((time.perf_counter() - start_s) / num_calls)
+    return statistics.median(means_s)
 
 
-def _unit(
+def _gather_and_reduce(
     num_bytes: int, group: MemberGroup, rooms: UnitRooms
 ) -> tuple[Callable[[], None], Callable[[], None]]:
-    """To gather one unit, and to reduce its gradient."""
+    """Return functions that gather a unit, and that reduce its gradient."""
     weight = nn.Parameter(torch.zeros(num_bytes // 4))
     gradients = [torch.zeros_like(weight) for _ in range(2)]
     unit = ParameterUnit(0, None, [("weight", weight)], group, rooms)
@@ -140,7 +142,7 @@ def _unit(
 
     def reduce() -> None:
         unit.show()
-        gradients.reverse()  # each step makes its gradient again
+        gradients.reverse()  # as each step computes a new gradient
         weight.grad = gradients[0]
         unit.reduce()
         for piece in unit.pieces:
@@ -150,43 +152,43 @@ def _unit(
 
 
 def _link(group: TorchGroup) -> LinkCost:
-    """Of a message between the first two; all others wait."""
-    taken = []
-    for num_bytes, times in ((_SMALL_BYTES, 16), (_LARGE_BYTES, 2)):
-        room = torch.zeros(num_bytes, dtype=torch.uint8)
+    """Return the cost of a message between the first two; all others skip it and return 0."""
+    times_s = []
+    for num_bytes, num_calls in ((_SMALL_BYTES, 16), (_LARGE_BYTES, 2)):
+        buffer = torch.zeros(num_bytes, dtype=torch.uint8)
 
-        def there_and_back(room: Tensor = room) -> None:
-            parcel = [Parcel(1 - group.rank, room)]
+        def round_trip(buffer: Tensor = buffer) -> None:
+            parcel = [Parcel(1 - group.rank, buffer)]
             for sender in range(2):
-                is_mine = group.rank == sender
-                group.swap(parcel if is_mine else [], [] if is_mine else parcel)
+                is_sender = group.rank == sender
+                group.swap(parcel if is_sender else [], [] if is_sender else parcel)
 
-        taken.append(_usual_s(there_and_back, times) / 2 if group.rank < 2 else 0.0)
-    slope = max(0.0, taken[1] - taken[0]) / (_LARGE_BYTES - _SMALL_BYTES)
-    return LinkCost(latency_s=taken[0], s_per_byte=slope)
+        times_s.append(_typical_s(round_trip, num_calls) / 2 if group.rank < 2 else 0.0)
+    slope = max(0.0, times_s[1] - times_s[0]) / (_LARGE_BYTES - _SMALL_BYTES)
+    return LinkCost(latency_s=times_s[0], s_per_byte=slope)
 
 
 def _turn_s(group: TorchGroup, meet: Callable[[], object], meeting_s: float) -> float:
-    """Of meetings, each behind computing, beyond as much computing and a meeting for each."""
+    """Return how much longer a meeting takes after computing than alone."""
     matrix = torch.ones(_WIDTH, _WIDTH)
     out = torch.empty_like(matrix)
-    once_s = _usual_s(lambda: torch.mm(matrix, matrix, out=out), 4)
-    told = torch.zeros(group.size)
-    group.all_gather(torch.tensor([_COMPUTED_S / once_s]), told).wait()
-    num = max(1, round(float(told[0])))
+    product_s = _typical_s(lambda: torch.mm(matrix, matrix, out=out), 4)
+    counts = torch.zeros(group.size)
+    group.all_gather(torch.tensor([_COMPUTED_S / product_s]), counts).wait()
+    num_products = max(1, round(float(counts[0])))  # the first one's number, for all
 
     def compute() -> None:
-        for _ in range(num):
+        for _ in range(num_products):
             torch.mm(matrix, matrix, out=out)
 
-    def taken_s(*works: Callable[[], object]) -> float:
+    def elapsed_s(*steps: Callable[[], object]) -> float:
         meet()
         start_s = time.perf_counter()
-        for _ in range(_MEETINGS):
-            for work in works:
-                work()
+        for _ in range(_NUM_MEETINGS):
+            for step in steps:
+                step()
         meet()
         return time.perf_counter() - start_s
 
-    more_s = [taken_s(compute, meet) - taken_s(compute) for _ in range(3)]
-    return max(0.0, statistics.median(more_s) / _MEETINGS - meeting_s)
+    differences_s = [elapsed_s(compute, meet) - elapsed_s(compute) for _ in range(3)]
+    return max(0.0, statistics.median(differences_s) / _NUM_MEETINGS - meeting_s)

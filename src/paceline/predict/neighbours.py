@@ -1,12 +1,12 @@
-"""Processes beside this one that do what a run's other workers do, while costs are measured.
+"""Runs processes that do what a run's other workers would do, while this one measures costs.
 
-    this process   rank 0         measures each piece of the model         what all do together
+    this process   rank 0         measures each piece of the model         the exchanges of all
     neighbours     rank 1 .. n-1  compute the whole model all the time     (exchanges.py)
 
-    all, in rounds                a step each, then all meet: where they are more than the cores
+    all, in rounds                a step each, then all meet: if there are more than cores
 
-So what several processes take from each other on one machine, memory above all, is in what is
-measured. A neighbour makes the model again from its name, and ends with this process because its
+So the measured costs include what several processes take from each other on one machine, above all
+memory bandwidth. A neighbour makes the model from its name, and ends with this process because its
 connection breaks. This module must not know what is measured.
 """
 
@@ -33,24 +33,27 @@ from .split_models import SplitQuestion, find_model
 
 MOST_NEIGHBOURS = 3
 """More would take longer to start than the whole measurement."""
-_PATIENCE = datetime.timedelta(seconds=90)
+_TIMEOUT = datetime.timedelta(seconds=90)
 _LONGEST = datetime.timedelta(hours=2)
-"""Of a measurement; when this process dies, its connection breaks at once."""
-_LOOK_S = 0.02
+"""Limit of a measurement; if this process dies, its connection breaks at once."""
+_POLL_S = 0.02
 _START_S = 300.0
 """A neighbour that has not made the model by then is killed, and the model is measured alone."""
 _END_S = 20.0
-"""Until a neighbour that was told to end is killed; ending is slow while many processes compute."""
-_ENOUGH_S = 0.05
+"""A neighbour that does not end within this time is killed; many that compute end slowly."""
+_EXIT_S = 1.0
+"""How long after its connection broke a process may take to be gone."""
+_WARM_UP_S = 0.05
 """How long a neighbour computes before anything is measured beside it."""
 
 
 class Neighbours:
-    """This process's side.
+    """Starts the neighbours and tells them what to do.
 
     Args:
         size: number of processes, this one included.
         computing: how many of them compute at the same time.
+        own_threads: threads of each.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class Neighbours:
     ) -> None:
         self._size, self._computing, self._turn = size, computing, 0
         self._threads = own_threads
-        self._store: Any = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=_PATIENCE)
+        self._store: Any = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=_TIMEOUT)
         self.processes: list[subprocess.Popen[str]] = []
         self._start()
         request = base64.b64encode(pickle.dumps((question, computing, own_threads))).decode()
@@ -69,7 +72,11 @@ class Neighbours:
                 process.stdin.flush()
 
     def _start(self) -> None:
-        """Start the processes, all or none."""
+        """Start all processes, or none.
+
+        Raises:
+            LinkError: a process cannot be started.
+        """
         for rank in range(1, self._size):
             command = [
                 sys.executable, "-m", __name__, str(self._store.port), str(rank), str(self._size)
@@ -93,11 +100,11 @@ class Neighbours:
             process.kill()
             process.wait()
             assert process.stdin is not None
-            with suppress(BrokenPipeError):  # what it had not read is flushed once more
+            with suppress(BrokenPipeError):  # closing flushes what the process has not read
                 process.stdin.close()
 
     def are_there(self) -> bool:
-        """Whether all have made the model; waits until that is known, at most ``_START_S``."""
+        """Wait until all have made the model, at most ``_START_S``; return whether they have."""
         deadline_s = time.monotonic() + _START_S
         for rank, process in enumerate(self.processes, start=1):
             while not self._store.check([f"here {rank}"]):
@@ -106,55 +113,90 @@ class Neighbours:
                 if time.monotonic() > deadline_s:
                     self._kill()
                     return False
-                time.sleep(_LOOK_S)
-        self._group = dist.ProcessGroupGloo(self._store, 0, self._size, _PATIENCE)
+                time.sleep(_POLL_S)
+        with self._losses_named():
+            self._group = dist.ProcessGroupGloo(self._store, 0, self._size, _TIMEOUT)
         return True
 
+    @contextmanager
+    def _losses_named(self) -> Iterator[None]:
+        """Raise LinkError instead of torch's RuntimeError if a neighbour has ended."""
+        try:
+            yield
+        except RuntimeError:
+            deadline_s = time.monotonic() + _EXIT_S
+            while time.monotonic() < deadline_s:
+                self._refuse_ended()
+                time.sleep(_POLL_S)
+            raise
+
+    def _refuse_ended(self) -> None:
+        """Raise LinkError if a neighbour has ended."""
+        for rank, process in enumerate(self.processes, start=1):
+            if process.poll() is not None:
+                raise LinkError(
+                    f"process {rank} of the {self._size - 1} that compute while the model is "
+                    f"measured ended (exit status {process.returncode}); free some memory, or ask "
+                    "for fewer workers"
+                )
+
     def exchanges(self) -> ExchangeCosts:
-        """Measure what exchanges cost while nobody computes the model."""
-        self._say("exchange")
-        with threads(self._threads):
+        """Return what exchanges cost while no process computes the model."""
+        self._send("exchange")
+        with threads(self._threads), self._losses_named():
             return measure(NeighbourGroup(self._group))
 
     @contextmanager
     def compute(self, batch_size: int) -> Iterator[None]:
         """Let the neighbours compute meanwhile, ``batch_size`` samples each."""
-        turn = self._say(f"compute {batch_size}")
+        turn = self._send(f"compute {batch_size}")
+        deadline_s = time.monotonic() + _TIMEOUT.total_seconds()
         for rank in range(1, self._computing):
-            self._store.wait([f"computes {turn} {rank}"], _PATIENCE)
+            while not self._store.check([f"computes {turn} {rank}"]):
+                self._refuse_ended()
+                if time.monotonic() > deadline_s:
+                    raise LinkError(
+                        f"process {rank} of the {self._size - 1} that compute while the model is "
+                        f"measured has not computed {batch_size} samples within "
+                        f"{_TIMEOUT.total_seconds():.0f} s; ask for fewer workers"
+                    )
+                time.sleep(_POLL_S)
         try:
             yield
         finally:
             self._store.set(f"enough {turn}", "1")
 
-    def taking_turns(self, batch_size: int, step: Callable[[], object], times: int) -> float:
-        """How much longer a step of all takes than if sharing the cores cost nothing, as a factor.
+    def taking_turns(self, batch_size: int, step: Callable[[], object], num_rounds: int) -> float:
+        """Return how much longer a step of all takes than if sharing cores cost nothing: a factor.
 
-        1.0 where each has its own core, more where they take turns at memory and caches.
+        It is 1.0 if each has its own core, and more if they share memory bandwidth and caches.
 
         Args:
             step: this process's own step, of ``batch_size`` samples.
-            times: how often it is measured.
+            num_rounds: rounds that are measured.
         """
         if self._size <= self._computing:
             return 1.0
         few_s, all_s = (
-            self._round_s(f"round {batch_size} {times} {num}", step, times)
-            for num in (self._computing, self._size)
+            self._round_s(f"round {batch_size} {num_rounds} {count}", step, num_rounds)
+            for count in (self._computing, self._size)
         )
         return max(1.0, all_s / few_s * self._computing / self._size)
 
-    def _round_s(self, word: str, step: Callable[[], object], times: int) -> float:
-        self._say(word)
-        return round_s(NeighbourGroup(self._group), step, times)
+    def _round_s(self, order: str, step: Callable[[], object], num_rounds: int) -> float:
+        self._send(order)
+        with self._losses_named():
+            return round_s(NeighbourGroup(self._group), step, num_rounds)
 
-    def _say(self, word: str) -> int:
+    def _send(self, order: str) -> int:
+        """Send an order to all neighbours, and return its number."""
         self._turn += 1
-        self._store.set(f"turn {self._turn}", word)
+        self._store.set(f"turn {self._turn}", order)
         return self._turn
 
     def close(self) -> None:
-        self._say("end")
+        """End all neighbours."""
+        self._send("end")
         for process in self.processes:
             try:
                 process.wait(_END_S)
@@ -170,14 +212,14 @@ class Neighbours:
 def neighbours(
     question: SplitQuestion, places: float, own_threads: int
 ) -> Iterator[Neighbours | None]:
-    """Neighbours that stand for the other workers of a run.
+    """Yield neighbours that stand for the other workers of a run, and end them.
 
-    None where the run has one worker, or where another process cannot make the model (its module
-    is not found there) or takes too long to.
+    It yields None if the run has one worker, or if another process cannot make the model (it does
+    not find its module) or takes too long.
 
     Args:
         places: workers that compute at the same time.
-        own_threads: of each.
+        own_threads: threads of each.
     """
     size = min(question.num_workers, 1 + MOST_NEIGHBOURS)
     if size < 2:
@@ -191,40 +233,40 @@ def neighbours(
 
 
 def _serve(port: int, rank: int, size: int) -> None:
-    """A neighbour's life."""
+    """Run a neighbour: make the model, then follow orders until the last."""
     question, computing, own_threads = pickle.loads(base64.b64decode(sys.stdin.readline()))
     torch.set_num_threads(own_threads)
     if may_keep():
         keep(True)
-    store: Any = TCPStore("127.0.0.1", port, None, is_master=False, timeout=_PATIENCE)
+    store: Any = TCPStore("127.0.0.1", port, None, is_master=False, timeout=_TIMEOUT)
     subject = find_model(question)
     model = subject.model.train()
     store.set(f"here {rank}", "1")
-    group = dist.ProcessGroupGloo(store, rank, size, _PATIENCE)
+    group = dist.ProcessGroupGloo(store, rank, size, _TIMEOUT)
     turn = 0
     while True:
         turn += 1
         store.wait([f"turn {turn}"], _LONGEST)
-        word, *numbers = store.get(f"turn {turn}").decode().split()
-        if word == "end":
+        order, *numbers = store.get(f"turn {turn}").decode().split()
+        if order == "end":
             return
-        if word == "exchange":
+        if order == "exchange":
             measure(NeighbourGroup(group))
             continue
         inputs = subject.inputs(int(numbers[0]))
         step = partial(step_once, partial(model, *inputs), model)
-        if word == "round":
-            times, num = map(int, numbers[1:])
-            round_s(NeighbourGroup(group), step if rank < num else lambda: None, times)
+        if order == "round":
+            num_rounds, count = map(int, numbers[1:])
+            round_s(NeighbourGroup(group), step if rank < count else lambda: None, num_rounds)
             continue
         if rank >= computing:
             continue
-        begin_s, is_told = time.perf_counter(), False
+        begin_s, is_warm = time.perf_counter(), False
         while not store.check([f"enough {turn}"]):
             step()
-            if not is_told and time.perf_counter() - begin_s > _ENOUGH_S:
+            if not is_warm and time.perf_counter() - begin_s > _WARM_UP_S:
                 store.set(f"computes {turn} {rank}", "1")
-                is_told = True
+                is_warm = True
 
 
 if __name__ == "__main__":

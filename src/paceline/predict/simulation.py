@@ -1,10 +1,10 @@
-"""A run that is predicted: settings in, a protocol in virtual time, a forecast out.
+"""Predicts a run's times: simulates its protocol in virtual time, and compares with theory.
 
     settings -> conditions, protocol -> simulation/timing.py -> counts -> forecast, beside theory
-                                     `-> simulation/engine.py, where a trace is wanted
+                                     `-> simulation/engine.py, if a trace is wanted
 
-A bit above 300 lines, since a run's conditions and its description are read together.
-This module must not know terminals, nor how time is made to pass.
+Above 300 lines, since a run's conditions and its description are read together. This module must
+not know terminals, nor how time is made to pass.
 """
 
 import math
@@ -33,10 +33,10 @@ from .profiles import Profile, of_the_first, read_profile
 
 OnProgress = Callable[[int], None]
 _NINE_OF_TEN = 1.645
-"""Standard deviations of a normal distribution on either side."""
+"""Standard deviations on either side of the mean of a normal distribution."""
 _OWN_ERROR = 0.095
-"""What 9 of 10 predictions are wrong by at most where the machine keeps its speed while it is
-measured: their own, and what a shared machine changes over minutes (results/likely.md)."""
+"""Relative error that 9 of 10 predictions stay within if the machine keeps its speed while it is
+measured: that of the model, and how a shared machine changes over minutes (results/likely.md)."""
 _FEWEST_UPDATES, _PUSHES_OF_AN_END = 40, 20_000
 
 
@@ -44,10 +44,10 @@ class Watcher(Protocol):
     """Receives the progress of a run."""
 
     def progress(self, done: int) -> None:
-        """``done`` updates are made."""
+        """Hear that ``done`` updates are made."""
 
     def evaluated(self, epoch: int, at_s: float, metrics: Mapping[str, float]) -> None:
-        """Means over the test data, ``at_s`` seconds after the start of the run."""
+        """Hear means over the test data, ``at_s`` seconds after the start of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +67,11 @@ class World:
     seed: int = 0
 
     def conditions(self, num_workers: int, update_bytes: float | None = None) -> Conditions:
-        """The parsed conditions of a simulation.
+        """Return the parsed conditions of a simulation.
 
         Args:
-            update_bytes: size of a push, if a model tells it; ``num_bytes`` takes precedence.
+            update_bytes: size of a push of the model, if there is one; ``num_bytes`` takes
+                precedence.
 
         Raises:
             ConfigError: a part is invalid, or a worker has no delay.
@@ -85,13 +86,13 @@ class World:
             delay = delay or of_the_first(profile.delay, num_workers)
             slow_texts = slow_texts or of_the_first(profile.slow, num_workers)
         slow, phases = parse_slowness(slow_texts, num_workers)
-        given = None if self.num_bytes is None else parse_bytes(self.num_bytes)
+        push_bytes = update_bytes if self.num_bytes is None else parse_bytes(self.num_bytes)
         return Conditions(
             delays=_delays(delay, num_workers, has_machine=profile is not None),
             slow=slow,
             phases=phases,
             absences=parse_absences(self.away, num_workers),
-            link=parse_link(self.link, self.server, update_bytes if given is None else given),
+            link=parse_link(self.link, self.server, push_bytes),
             machine=self._machine(profile, num_workers),
             seed=self.seed,
         )
@@ -107,12 +108,13 @@ class World:
 
 
 def _delays(texts: Sequence[str], num_workers: int, *, has_machine: bool) -> tuple[Delay, ...]:
+    """Return each worker's delay; raise ConfigError if one has none and nothing was measured."""
     delays = parse_delays(texts, num_workers)
-    without = [worker for worker, delay in enumerate(delays) if delay is None]
-    if without and not has_machine:
-        who = "the workers have" if len(without) == num_workers else f"worker {without[0]} has"
+    missing = [worker for worker, delay in enumerate(delays) if delay is None]
+    if missing and not has_machine:
+        subject = "the workers have" if len(missing) == num_workers else f"worker {missing[0]} has"
         raise ConfigError(
-            f"{who} no time for a step: give one to all workers, as in --delay 10ms+exp:5ms"
+            f"{subject} no time for a step: give one to all workers, as in --delay 10ms+exp:5ms"
         )
     return tuple(delay or NO_DELAY for delay in delays)
 
@@ -129,10 +131,11 @@ def forecast(
     run_dir: Path | None = None,
     on_progress: OnProgress = lambda done: None,
 ) -> Forecast:
-    """Simulate the timing of one protocol.
+    """Simulate the timing of one protocol, and return its forecast.
 
     Args:
-        run_dir: where to write a trace as of a live run; None: keep only counts, which is faster.
+        run_dir: where to write the trace that a live run would; None: keep only counts, which is
+            faster.
 
     Raises:
         ConfigError: the protocol, the world or the number of updates is invalid.
@@ -155,17 +158,29 @@ def forecast(
 
 
 def _batch_note(protocol: SyncProtocol, machine: Machine | None) -> str:
-    """A note if updates have another batch size than in the measured run; else empty."""
+    """Return a note if updates have another batch size than in the measured run; else empty."""
     if machine is None or not machine.mini_batch_size or not machine.batch_size:
         return ""
-    num_pushes, size, was = protocol.num_pushes, machine.mini_batch_size, machine.batch_size
-    if -(-was // num_pushes) == size:
+    num_pushes, size, run_size = protocol.num_pushes, machine.mini_batch_size, machine.batch_size
+    needed_size = -(-run_size // num_pushes)
+    if needed_size == size:
         return ""
     return (
         f"a step takes {size:,} samples, {machine.text}, so an update averages "
-        f"{num_pushes * size:,} samples instead of that run's {was:,}; for {was:,} give --like a "
-        f"run with mini-batches of {-(-was // num_pushes):,}"
+        f"{num_pushes * size:,} samples instead of that run's {run_size:,}; for {run_size:,} give "
+        f"--like a run with mini-batches of {needed_size:,}"
     )
+
+
+def _overlap_note(protocol: SyncProtocol, conditions: Conditions) -> str:
+    """Return a note if an overlap of exchanges with local steps changes no time; else empty."""
+    overlap_steps = protocol.streaming.overlap_steps
+    if not overlap_steps or conditions.link is not None:
+        return ""
+    reason = "without --link an exchange takes no time"
+    if conditions.machine is not None:
+        reason = "exchanges take as long as in the measured run"
+    return f"an overlap of {overlap_steps} steps changes no time: {reason}"
 
 
 def _traced(
@@ -175,6 +190,7 @@ def _traced(
     run_dir: Path,
     on_progress: OnProgress,
 ) -> Counts:
+    """Simulate with a trace, and return the counts."""
     trace = open_trace(run_dir)
     try:
         trace.header(
@@ -195,7 +211,11 @@ def _traced(
 
 
 def open_trace(run_dir: Path) -> Trace:
-    """A trace in a new folder. Raises ConfigError if it holds a run, or cannot be made."""
+    """Return a trace in this folder, which is made if there is none.
+
+    Raises:
+        ConfigError: the folder holds a run, or cannot be made.
+    """
     if (run_dir / FILE_NAME).exists():
         raise ConfigError(f"{run_dir} already holds a run; name another --run-dir")
     try:
@@ -208,7 +228,7 @@ def open_trace(run_dir: Path) -> Trace:
 def describe(
     protocol: SyncProtocol, conditions: Conditions, counts: Counts, wall_s: float, note: str = ""
 ) -> Forecast:
-    """The forecast from the counts of a simulation, beside theory."""
+    """Return the forecast from the counts of a simulation, beside theory."""
     theory_s, source = expected_update_s(protocol, conditions)
     num_pushes, rule = protocol.num_pushes, protocol.staleness
     machine, staleness = conditions.machine, None
@@ -236,7 +256,7 @@ def describe(
         discarded=counts.discarded,
         staleness_rule=str(rule),
         mean_scale=_mean_scale(rule, counts),
-        note=protocol.idle_note() or note,
+        note=protocol.idle_note() or note or _overlap_note(protocol, conditions),
         lost=counts.lost,
         wall_s=wall_s,
     )
@@ -245,10 +265,10 @@ def describe(
 def likely_update_s(
     protocol: SyncProtocol, conditions: Conditions, counts: Counts
 ) -> tuple[float, float] | None:
-    """The range of an update's time in 9 of 10 live runs; None without a machine.
+    """Return the range of an update's time in 9 of 10 live runs; None without a machine.
 
-    The prediction is repeated for a faster and a slower machine, by as much as its speed changes
-    between runs if it drifts as during the measurement; ordered delays stay the same. The standard
+    The simulation is repeated for a faster and a slower machine, by as much as its speed changes
+    between runs if it drifts as during the measurement; ``--delay`` stays the same. The standard
     error of the mean over as many updates is added in quadrature.
     """
     machine = conditions.machine
@@ -256,52 +276,53 @@ def likely_update_s(
         return None
     mean_s, error_s = counts.mean_update_s(), counts.error_update_s()
     drift = machine.drift.error(counts.times_s[-1])
-    reach = math.hypot(_NINE_OF_TEN * drift, _OWN_ERROR)
-    draws = _NINE_OF_TEN * math.sqrt(2.0) * error_s / mean_s
+    speed_error = math.hypot(_NINE_OF_TEN * drift, _OWN_ERROR)
+    draw_error = _NINE_OF_TEN * math.sqrt(2.0) * error_s / mean_s
     updates = min(counts.updates, max(_FEWEST_UPDATES, _PUSHES_OF_AN_END // protocol.num_pushes))
 
-    def taken_s(factor: float) -> float:
-        again = parse(str(protocol), conditions.num_workers)
-        then = replace(conditions, machine=machine.stretched(factor))
-        return TimingRun(again, then).run(updates).mean_update_s()
+    def simulated_s(factor: float) -> float:
+        fresh = parse(str(protocol), conditions.num_workers)
+        stretched = replace(conditions, machine=machine.stretched(factor))
+        return TimingRun(fresh, stretched).run(updates).mean_update_s()
 
-    usual_s, ends = taken_s(1.0), []
+    usual_s, ends_s = simulated_s(1.0), []
     for sign in (-1.0, 1.0):
-        apart = math.log(taken_s(math.exp(sign * reach)) / usual_s)
-        ends.append(mean_s * math.exp(sign * math.hypot(apart, draws)))
-    return ends[0], ends[1]
+        log_ratio = math.log(simulated_s(math.exp(sign * speed_error)) / usual_s)
+        ends_s.append(mean_s * math.exp(sign * math.hypot(log_ratio, draw_error)))
+    return ends_s[0], ends_s[1]
 
 
 def in_words(conditions: Conditions) -> str:
-    """The time of a step, in words."""
+    """Return the time of a step in words."""
     texts = list(dict.fromkeys(delay.text for delay in conditions.delays))
-    delay = texts[0] if len(texts) == 1 else f"one of {', '.join(texts[:4])}"
+    more = f" and {len(texts) - 4} more" if len(texts) > 4 else ""
+    delay = texts[0] if len(texts) == 1 else f"one of {', '.join(texts[:4])}{more}"
     machine = conditions.machine
     if machine is None:
         return delay
     cores = "" if machine.cores is None else f" on {machine.cores} cores"
     if machine.threads > 1:
         cores += f", {machine.threads} threads a worker"
-    beside = "" if texts == [NO_DELAY.text] else f" and {delay}"
-    return f"{machine.text}{cores}{beside}"
+    extra = "" if texts == [NO_DELAY.text] else f" and {delay}"
+    return f"{machine.text}{cores}{extra}"
 
 
 def _mean_scale(rule: StalenessRule, counts: Counts) -> float | None:
-    """The mean factor of a push under the rule; None if it depends on the gradients."""
+    """Return the mean factor of a push under the rule; None if it depends on the gradients."""
     if rule.distance_limit or not counts.pushes:
         return None
     return sum(rule.scale(lag) * count for lag, count in counts.staleness.items()) / counts.pushes
 
 
 def expected_update_s(protocol: SyncProtocol, conditions: Conditions) -> tuple[float | None, str]:
-    """The time of an update by theory, and its source or why there is none."""
+    """Return the time of an update by theory, and its source or why there is none."""
     name, num_workers = protocol.name, conditions.num_workers
     if protocol.staleness.drops:
         return None, "none where stale pushes are dropped"
     if conditions.absences or conditions.link is not None:
         return None, "none for workers that come and go, or bytes that cost time"
     if conditions.machine is not None:
-        return None, "none for times that were measured: they differ, and cores may be shared"
+        return None, "none for measured times: they differ, and workers may share cores"
     if not conditions.is_alike:
         if name not in ("async", "k-batch-async"):
             return None, "none for workers that differ"
@@ -317,5 +338,5 @@ def expected_update_s(protocol: SyncProtocol, conditions: Conditions) -> tuple[f
 
 
 def _repeated(delay: Delay, num_steps: int) -> Delay:
-    """The time of several steps in a row."""
+    """Return the time of several steps in a row."""
     return Delay(text=f"{num_steps} times {delay.text}", terms=delay.terms * num_steps)

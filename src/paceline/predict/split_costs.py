@@ -1,8 +1,8 @@
-"""What a model's splits cost on this machine: the model found, traced, measured; messages timed.
+"""Measures what a model's splits cost on this machine: finds and traces it, times it and messages.
 
 A model that does not fit this machine's memory stays on the meta device: its operations are
-counted, not run. Processes that share cores get threads so that all together have as many as there
-are cores.
+counted, not run. Processes share the cores: each gets its share of them as threads, at least one.
+This module must not know how a split is priced.
 """
 
 import functools
@@ -35,6 +35,7 @@ from ..spread.units import unit_bytes
 from ..system.ceilings import read_ceilings
 from ..system.pages import SMALL_BYTES, lean_heap
 from ..system.processors import num_cores
+from ..system.reasons import reason
 from ..tuning.allocator import as_in_workers
 from .exchanges import ExchangeCosts
 from .measuring import MeasuredCosts, least_of, measuring_of
@@ -42,21 +43,21 @@ from .neighbours import Neighbours, neighbours
 from .split_models import SplitQuestion, find_model, is_too_large, on_meta
 
 _USUAL_BATCH = 32
-"""Of a model that no task trains."""
+"""Batch size of a model without a task."""
 USUAL_MICRO_BATCHES = 8
-"""Micro-batches of an update, for a cut alone."""
+"""Micro-batches of an update, if only a cut is asked for."""
 _LINE_BYTES = 64
-"""About the bytes that a worker shows in a meeting."""
+"""About how many bytes a worker sends in a meeting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedModel:
-    """A model that was measured, and what it is split for.
+    """A model that was measured, and the costs of its splits.
 
     Args:
         link_source: where the cost of messages is from, in words.
-        is_counted: its operations were counted, not measured.
-        load: of the machine before it was measured, as processes that compute.
+        is_counted: whether its operations were counted, not measured.
+        load: the machine's load average before the measurement.
     """
 
     subject: Subject
@@ -71,17 +72,14 @@ class PreparedModel:
         return sum(parameter.numel() for parameter in self.subject.model.parameters())
 
 
-def _anything(traced: TracedModel, batch_size: int) -> None:
-    pass
-
-
 def prepare(
-    question: SplitQuestion, check: Callable[[TracedModel, int], None] = _anything
+    question: SplitQuestion,
+    check: Callable[[TracedModel, int], None] = lambda traced, batch_size: None,
 ) -> PreparedModel:
-    """The model, traced and measured.
+    """Trace and measure the model.
 
     Args:
-        check: of its operations and its batch, before anything is measured; it may raise.
+        check: called with the traced model and the batch size before the measurement; may raise.
 
     Raises:
         ConfigError: there is no such model, or it does not run.
@@ -89,9 +87,9 @@ def prepare(
     load = os.getloadavg()[0]
     process_bytes = psutil.Process().memory_info().rss
     left_bytes = _left_bytes(question.memory_bytes, process_bytes)
-    light = on_meta(question)
-    is_counted = light is not None and is_too_large(light.model)
-    subject = light if light is not None and is_counted else find_model(question)
+    sketch = on_meta(question)
+    is_counted = sketch is not None and is_too_large(sketch.model)
+    subject = sketch if sketch is not None and is_counted else find_model(question)
     model = subject.model.train()
     batch_size = question.batch_size or (subject.task.batch_size if subject.task else _USUAL_BATCH)
     cores = num_cores()
@@ -106,9 +104,9 @@ def prepare(
     ):
         messages = _messages(question.num_workers, places, beside)
         measuring = measuring_of(model, inputs, own_threads, beside)
-        num = question.micro_batches or USUAL_MICRO_BATCHES
-        wanted = (max(1, batch_size // num), batch_size)
-        measured = measuring.all_of(traced, wanted, question.num_workers)
+        num_micro_batches = question.micro_batches or USUAL_MICRO_BATCHES
+        sizes = (max(1, batch_size // num_micro_batches), batch_size)
+        measured = measuring.all_of(traced, sizes, question.num_workers)
     pipeline = _pipeline(question, subject, left_bytes, messages.link, _update(subject, is_counted))
     costs = SplitCosts(
         graph_at=measured.graph_at, alone_s=measured.alone_s, batch_size=batch_size,
@@ -125,7 +123,7 @@ def prepare(
 
 
 def _shape(model: nn.Module, measured: MeasuredCosts, batch_size: int) -> dict[str, Any]:
-    """Of `SplitCosts`, what the model is."""
+    """Return those fields of `SplitCosts` that describe the model."""
     traced, graph = measured.traced, measured.graph_at(batch_size)
     return {
         "has_fixed_rows": traced.how == "torch.export",
@@ -137,7 +135,7 @@ def _shape(model: nn.Module, measured: MeasuredCosts, batch_size: int) -> dict[s
 
 
 def _moved(own_threads: int) -> dict[str, Any]:
-    """Of `SplitCosts`, what memory takes that is read and written."""
+    """Return those fields of `SplitCosts` that say how long memory takes to be read or written."""
     with threads(own_threads):
         own_s = moved_s_per_byte()
     all_s = moved_s_per_byte()
@@ -145,7 +143,7 @@ def _moved(own_threads: int) -> dict[str, Any]:
 
 
 def _fresh_s_per_byte(model: nn.Module, own_threads: int) -> float:
-    """0 where workers keep what a step frees."""
+    """Return the seconds per byte of newly mapped memory; 0 if workers keep what a step frees."""
     if sum(p.nbytes for p in model.parameters()) <= SMALL_BYTES or not lean_heap(os.environ):
         return 0.0
     with threads(own_threads):
@@ -153,16 +151,13 @@ def _fresh_s_per_byte(model: nn.Module, own_threads: int) -> float:
 
 
 def _on_meta(subject: Subject, batch: int) -> tuple[Tensor, ...]:
-    return tuple(one.to("meta") for one in subject.inputs(batch))
+    return tuple(tensor.to("meta") for tensor in subject.inputs(batch))
 
 
 def _pipeline(
-    question: SplitQuestion,
-    subject: Subject,
-    left_bytes: int | None,
-    link: LinkCost,
+    question: SplitQuestion, subject: Subject, left_bytes: int | None, link: LinkCost,
     update: tuple[float, int],
-) -> Pipeline:
+) -> Pipeline:  # fmt: skip
     update_s_per_byte, state_copies = update
     return Pipeline(
         workers=workers(question.num_workers, left_bytes, question.speeds), link=link,
@@ -173,7 +168,7 @@ def _pipeline(
 
 
 def _left_bytes(memory_bytes: int | None, process_bytes: int) -> int | None:
-    """What a worker's memory leaves to the model."""
+    """Return the bytes of a worker's memory that are left for the model; None: no limit."""
     if memory_bytes is None:
         return None
     if memory_bytes <= process_bytes:
@@ -185,7 +180,7 @@ def _left_bytes(memory_bytes: int | None, process_bytes: int) -> int | None:
 
 
 def _update(subject: Subject, is_counted: bool) -> tuple[float, int]:
-    """Seconds for a byte of parameters of the optimizer's step, and its copies of them."""
+    """Return the optimizer's seconds per byte of parameters, and its number of copies of them."""
     parameters = [parameter for parameter in subject.model.parameters() if parameter.requires_grad]
     size = sum(parameter.nbytes for parameter in parameters)
     if not size:
@@ -199,26 +194,31 @@ def _update(subject: Subject, is_counted: bool) -> tuple[float, int]:
         optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    took_s = []
-    for _ in range(3):
-        start_s = time.perf_counter()
-        optimizer.step()
-        took_s.append(time.perf_counter() - start_s)
-    state = [
-        one for held in optimizer.state.values() for one in held.values()
-        if isinstance(one, Tensor) and one.ndim
+    steps_s = []
+    try:
+        for _ in range(3):
+            start_s = time.perf_counter()
+            optimizer.step()
+            steps_s.append(time.perf_counter() - start_s)
+    except Exception as error:  # the user's optimizer may raise anything
+        raise ConfigError(
+            f"the optimizer of {subject.name} cannot step: {reason(error)}"
+        ) from error
+    copies = [
+        value for state in optimizer.state.values() for value in state.values()
+        if isinstance(value, Tensor) and value.ndim
     ]  # fmt: skip
     for parameter in parameters:
         parameter.grad = None
-    return min(took_s[1:]) / size, round(sum(one.nbytes for one in state) / size)
+    return min(steps_s[1:]) / size, round(sum(copy.nbytes for copy in copies) / size)
 
 
 class _Messages(NamedTuple):
-    """What is sent between workers here takes.
+    """The cost of messages between workers.
 
     Attributes:
         link: of one message between two.
-        source: where that is from, in words.
+        source: where ``link`` is from, in words.
     """
 
     link: LinkCost
@@ -227,50 +227,50 @@ class _Messages(NamedTuple):
 
 
 def _messages(num_workers: int, places: float, beside: Neighbours | None) -> _Messages:
-    """The cost of messages: as ``paceline bench collectives`` measured it between as many
-    processes, else to the neighbours, which then exchange as well, else over a socket.
+    """Return the cost of messages: as ``paceline bench collectives`` measured it between as many
+    processes, otherwise between neighbours, otherwise over a socket.
 
     Args:
-        places: workers that compute at the same time; more of them take turns.
+        places: workers that compute at the same time; if there are more, they take turns.
     """
-    known = read_measured(num_workers, *read_ceilings(SECTION)) if num_workers > 1 else UNMEASURED
-    found = None if beside is None else beside.exchanges()
-    if known.cost is not None:
-        (small, small_s), *_, (large, large_s) = known.cost.rounds["alone", Action.COPY]
+    stored = read_measured(num_workers, *read_ceilings(SECTION)) if num_workers > 1 else UNMEASURED
+    measured = None if beside is None else beside.exchanges()
+    if stored.cost is not None:
+        (small, small_s), *_, (large, large_s) = stored.cost.rounds["alone", Action.COPY]
         slope = max(0.0, large_s - small_s) / (large - small)
         link = LinkCost(latency_s=max(0.0, small_s - small * slope), s_per_byte=slope)
-        source = f"measured between {num_workers} processes here, {known.day}"
-    elif found is not None:
-        link, source = found.link, "measured now, between processes"
+        source = f"measured between {num_workers} processes here, {stored.day}"
+    elif measured is not None:
+        link, source = measured.link, "measured now, between processes"
     else:
         link = measure_loopback()
         source = "loopback, measured now; paceline bench collectives measures processes"
-    if found is not None:
-        return _Messages(link, source, _measured(found, num_workers, places))
-    return _Messages(link, source, _counted(known.cost, link, num_workers, places))
+    if measured is not None:
+        return _Messages(link, source, _measured(measured, num_workers, places))
+    return _Messages(link, source, _counted(stored.cost, link, num_workers, places))
 
 
 def _measured(result: ExchangeCosts, num_workers: int, places: float) -> Exchanges:
-    """Those between fewer processes, where they are fewer than the workers, are made longer by what
-    each sends, (n - 1) / n of it, and by how many share the cores."""
+    """Return measured exchanges, scaled if there are more workers than processes: by what each
+    sends, (n - 1) / n of the bytes, and by how many share the cores."""
 
     def sent(num: int) -> float:
         return (num - 1) / num
 
     sharing = max(1.0, num_workers / places) / max(1.0, result.size / places)
-    longer = sharing * sent(num_workers) / sent(result.size)
+    factor = sharing * sent(num_workers) / sent(result.size)
     return Exchanges(
         sum_s=lambda size, num: sharing * sent(num) / sent(result.size) * at(result.sum_s, size),
-        gather_s=lambda size: longer * at(result.gather_s, size),
-        reduce_s=lambda size: longer * at(result.reduce_s, size),
+        gather_s=lambda size: factor * at(result.gather_s, size),
+        reduce_s=lambda size: factor * at(result.reduce_s, size),
         meeting_s=sharing * result.meeting_s, turn_s=sharing * result.turn_s,
     )  # fmt: skip
 
 
 def _counted(cost: HostCost | None, link: LinkCost, num_workers: int, places: float) -> Exchanges:
-    """What is known of messages, and what spread/units.py moves: its own piece, read and written;
-    gradients, read, written and read, and of its piece read and written, a sum, read and written.
-    """
+    """Return exchanges by the cost of messages and what spread/units.py moves: to gather, its piece
+    is read and written; to reduce, gradients are read, written and read, and of its piece, read and
+    written, a sum is read and written."""
     byte_s = moved_s_per_byte() * num_workers
 
     @functools.cache

@@ -1,6 +1,7 @@
-"""What is asked of a split, and the model that it is asked of: with its numbers or without them.
+"""The question about a split, and its model: with its numbers, or on the meta device.
 
-On torch's meta device a model has shapes and no memory: so its size is known before it is made.
+On torch's meta device a model has shapes and no memory, so its size is known before it is made.
+This module must not know how costs are measured.
 """
 
 from dataclasses import dataclass
@@ -19,17 +20,17 @@ from ..system.reasons import reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitQuestion:
-    """What is asked.
+    """A model, and the workers that it is split over.
 
     Args:
         spec: a task, or package.module:function that returns a model.
         num_workers: n.
-        inputs: of a model without a task: the shape of each, without the batch.
-        memory_bytes: of each worker, with all that Python and torch take.
-        speeds: of each beside this machine; all 1 by default.
-        micro_batches: of an update; None: as many as a run takes.
-        batch_size: of an update over all workers; the task's by default.
-        schedule: of a pipeline; empty: as its run, 1f1b of a task, and of a model gpipe.
+        inputs: the shape of each input of a model without a task, without the batch.
+        memory_bytes: of each worker, with what Python and torch take.
+        speeds: of each worker relative to this machine; all 1 by default.
+        micro_batches: in an update; None: as many as a run takes.
+        batch_size: samples of an update, over all workers; the task's by default.
+        schedule: of a pipeline; empty: that of a run, 1f1b for a task and gpipe for a model.
     """
 
     spec: str
@@ -51,10 +52,9 @@ class SplitQuestion:
 
 
 def on_meta(question: SplitQuestion) -> Subject | None:
-    """The model without its numbers; None: it cannot be made so, or not at all.
+    """Return the model on the meta device; None if it cannot be made there, or not at all.
 
-    Tensors that a module makes at import stay in it for all who use it later: they have their
-    numbers.
+    The user's module is imported before, so tensors that it makes at import have their numbers.
     """
     try:
         import_subject(question.spec)
@@ -65,10 +65,10 @@ def on_meta(question: SplitQuestion) -> Subject | None:
 
 
 def find_model(question: SplitQuestion) -> Subject:
-    """The model with its numbers, and what goes in.
+    """Return the model, and what makes its inputs.
 
     Raises:
-        ConfigError: there is none, or it cannot be made.
+        ConfigError: there is no such model, or it cannot be made.
     """
     try:
         if question.inputs:
@@ -78,7 +78,7 @@ def find_model(question: SplitQuestion) -> Subject:
         if ":" in question.spec and "must be a paceline.Task" in str(error):
             raise ConfigError(
                 f"{question.spec} is not a task; your own model needs the shape of its input, "
-                f"such as --input 1,3,32,32"
+                "such as --input 1,3,32,32"
             ) from None
         raise ConfigError(str(error).removeprefix("--model ")) from error  # `export` has that flag
     except Exception as error:  # the user's model may raise anything

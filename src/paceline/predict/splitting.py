@@ -1,7 +1,9 @@
-"""How a model is split over n workers of this machine: where to cut it, and all ways in one table.
+"""Plans how a model is split over n workers of this machine: the best cut, and a table of all ways.
 
 spec -> split_costs.prepare -> SplitCosts -> best_cut, even_cut, try_all_cuts -> PartitionReport
                                     `------> price_splits --------------------> SplitReport
+
+This module must not know how costs are measured.
 """
 
 import time
@@ -22,7 +24,7 @@ from .split_models import SplitQuestion, is_too_large, on_meta
 
 
 def partition(question: SplitQuestion) -> PartitionReport:
-    """The cut for a number of workers, beside the even one and the best of all.
+    """Return the best cut for a number of workers, the even one and the best of all that there are.
 
     Raises:
         ConfigError: there is no such model, it has fewer pieces, or nothing fits.
@@ -33,25 +35,25 @@ def partition(question: SplitQuestion) -> PartitionReport:
     def check(traced: TracedModel, batch_size: int) -> None:
         if why := uneven(batch_size, num):
             raise ConfigError(f"{why} (--micro-batches), or give another --batch-size")
-        kept = [f"{one.name} is kept whole: {one.why}" for one in traced.kept]
+        kept = [f"{module.name} is kept whole: {module.why}" for module in traced.kept]
         check_parts(len(traced.pieces), question.num_workers, "; ".join(kept[:2]))
 
-    made = prepare(question, check)
-    costs = made.costs
+    prepared = prepare(question, check)
+    costs = prepared.costs
     micro_batch = costs.batch_size / num
     graph, pipeline = costs.graph_at(micro_batch), costs.pipeline
     start_s = time.perf_counter()
     result = best_cut(graph, pipeline, costs.places)
-    took_s = time.perf_counter() - start_s
+    search_s = time.perf_counter() - start_s
     cuts = {"best": result.placement, "even": even_cut(graph, pipeline)}
-    about = _about(question, made)
+    about = _about(question, prepared)
     if len(graph) <= MOST_NODES:
         if is_too_many(graph, pipeline):
             about += (("of all cuts", f"too many to try: more than {MOST_TRIES:,}"),)
         else:
-            tried = try_all_cuts(graph, pipeline)
-            assert tried is not None
-            cuts["of all cuts"] = tried
+            best_of_all = try_all_cuts(graph, pipeline)
+            assert best_of_all is not None
+            cuts["of all cuts"] = best_of_all
     rows = tuple(_row(costs, name, cut) for name, cut in cuts.items())
     table = price_splits(costs)
     return PartitionReport(
@@ -62,7 +64,7 @@ def partition(question: SplitQuestion) -> PartitionReport:
         alone_s=table.prices[0].step_s or 0.0,
         is_exact=result.is_exact,
         num_borders=result.num_borders,
-        search_s=took_s,
+        search_s=search_s,
     )
 
 
@@ -80,84 +82,87 @@ def _row(costs: SplitCosts, name: str, cut: Placement) -> CutRow:
 
 
 def plan_splits(question: SplitQuestion) -> SplitReport:
-    """The table of all ways to split.
+    """Return the table of all ways to split.
 
     Raises:
         ConfigError: there is no such model.
     """
-    made = prepare(question)
+    prepared = prepare(question)
     notes = []
-    if made.num_parameters >= LARGE_MODEL:
+    if prepared.num_parameters >= LARGE_MODEL:
         notes.append(
-            f"{made.num_parameters:,} parameters: from {LARGE_MODEL:,} on, shards or a cut"
+            f"{prepared.num_parameters:,} parameters: from {LARGE_MODEL:,} on, use shards or a cut"
         )
-    table = price_splits(made.costs)
+    table = price_splits(prepared.costs)
     for name in ("none", "data"):
         row = next((price for price in table.prices if price.name == name), None)
         if row is not None and not row.fits:
-            held = format_bytes(row.memory_bytes + made.costs.process_bytes)
-            notes.append(f"one copy does not fit: {name} takes {held} of each worker")
+            needed = format_bytes(row.memory_bytes + prepared.costs.process_bytes)
+            notes.append(f"one copy does not fit: {name} needs {needed} of each worker")
             break
-    return SplitReport(about=_about(question, made), table=table, notes=tuple(notes))
+    return SplitReport(about=_about(question, prepared), table=table, notes=tuple(notes))
 
 
 def wants_splits(question: SplitQuestion) -> bool:
-    """Whether a model is so large that how it is split comes before anything else."""
-    made = on_meta(question)
-    if made is None:
+    """Return whether a model is so large that how to split it is the first question."""
+    subject = on_meta(question)
+    if subject is None:
         return False
-    num_parameters = sum(parameter.numel() for parameter in made.model.parameters())
-    return num_parameters >= LARGE_MODEL or is_too_large(made.model)
+    num_parameters = sum(parameter.numel() for parameter in subject.model.parameters())
+    return num_parameters >= LARGE_MODEL or is_too_large(subject.model)
 
 
 def _turns(costs: SplitCosts) -> str:
-    longer = round(100 * (costs.turns - 1))
-    return f", whose turns take {longer} % more (measured)" if longer else ""
+    percent = round(100 * (costs.turns - 1))
+    return f", {percent} % slower because they share them (measured)" if percent else ""
 
 
-def _about(question: SplitQuestion, made: PreparedModel) -> tuple[tuple[str, str], ...]:
-    """What was measured and how, in rows of a label and its text."""
-    traced, costs = made.traced, made.costs
+def _about(question: SplitQuestion, prepared: PreparedModel) -> tuple[tuple[str, str], ...]:
+    """Return what was measured and how, as rows of a label and a text."""
+    traced, costs = prepared.traced, prepared.costs
     rows = [
-        ("model", f"{made.subject.name}: {made.num_parameters:,} parameters, "
+        ("model", f"{prepared.subject.name}: {prepared.num_parameters:,} parameters, "
                   f"{len(traced.pieces)} pieces by {traced.how}"),
         ("batch", f"{costs.batch_size} samples an update, {_micro_batches(question, costs)}"),
         ("workers", f"{costs.num_workers} of {costs.threads} thread{'s' * (costs.threads > 1)} on "
                     f"{costs.cores:g} cores{_turns(costs)}"),
         ("messages", f"{costs.pipeline.link.latency_s * 1e6:.0f} us and "
-                     f"{_rate(costs.pipeline.link)} ({made.link_source})"),
+                     f"{_rate(costs.pipeline.link)} ({prepared.link_source})"),
     ]  # fmt: skip
     if question.speeds:
         rows.append(("speeds", ", ".join(f"{speed:g}" for speed in question.speeds)))
     if question.memory_bytes is not None:
         own = format_bytes(costs.process_bytes)
         rows.append(
-            ("memory", f"{format_bytes(question.memory_bytes)} a worker, of which {own} are "
-                       f"Python's and torch's own")
+            ("memory", f"{format_bytes(question.memory_bytes)} a worker, of which Python and "
+                       f"torch take {own}")
         )  # fmt: skip
-    if made.is_counted:
-        rows.append(("costs", "counted, not measured: this model is larger than the memory here"))
-    if made.load > costs.cores / 2:
+    if prepared.is_counted:
         rows.append(
-            ("note", f"others compute here (load {made.load:.1f}): all times are longer than alone")
+            ("costs", "counted, not measured: this model is larger than this machine's memory")
         )
-    rows += [("kept whole", f"{one.name}: {one.why}") for one in traced.kept]
+    if prepared.load > costs.cores / 2:
+        rows.append(
+            ("note", f"other programs compute here (load {prepared.load:.1f}), so all times are "
+                     f"too long")
+        )  # fmt: skip
+    rows += [("kept whole", f"{module.name}: {module.why}") for module in traced.kept]
     if traced.batch_statistics:
         names = traced.batch_statistics
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         rows.append(
-            ("batch norm", f"{', '.join(names[:3])}{more} look at the whole batch: micro-batches "
-                           f"or shares of it compute something else")
+            ("batch norm", f"{', '.join(names[:3])}{more} use statistics of the whole batch: with "
+                           f"micro-batches or shares of it, results differ")
         )  # fmt: skip
     return tuple(rows)
 
 
 def _micro_batches(question: SplitQuestion, costs: SplitCosts) -> str:
     if question.micro_batches is None:
-        named = " unless 1f1b or interleaved is named" * (costs.pipeline.schedule == "gpipe")
-        return f"as many micro-batches as a run takes, by {costs.pipeline.schedule}{named}"
+        unless = " unless 1f1b or interleaved is named" * (costs.pipeline.schedule == "gpipe")
+        return f"as many micro-batches as a run uses, with {costs.pipeline.schedule}{unless}"
     return f"{question.micro_batches} micro-batches"
 
 
 def _rate(link: LinkCost) -> str:
-    return f"{1e-6 / link.s_per_byte:,.0f} MB/s" if link.s_per_byte else "no limit of bytes"
+    return f"{1e-6 / link.s_per_byte:,.0f} MB/s" if link.s_per_byte else "an unlimited rate"

@@ -7,8 +7,9 @@
 An entry of the heap is ``(at_s, number, event)``. The number counts entries, so events at the same
 moment happen in the order in which they were entered. The event is the ticket whose push arrives, a
 ``Coming`` or ``Turn`` of work that needs a core, a ``WorkDone`` whose bytes still have to move, an
-``AgendaChange`` when a worker comes or goes, or a ``Strike`` that a driver has entered. Work that
-is called off stays in the heap, and is skipped because its ticket is no longer current.
+``AgendaChange`` when a worker comes or goes, or an ``EpochStart`` or a ``Strike`` that a driver has
+entered. Work that is called off stays in the heap, and is skipped because its ticket is no longer
+current.
 
 Above 300 lines, since every kind of event is handled here. This module must not know protocols.
 """
@@ -49,6 +50,12 @@ class AgendaChange(NamedTuple):
     is_there: bool
 
 
+class EpochStart(NamedTuple):
+    """The next epoch opens. ``member`` is `NOBODY`."""
+
+    member: int
+
+
 class Strike(NamedTuple):
     """A fault happens, or is noticed, as its driver knows. ``member`` is `NOBODY`."""
 
@@ -56,7 +63,7 @@ class Strike(NamedTuple):
     event: object
 
 
-Event: TypeAlias = Ticket | Coming | Turn | WorkDone | AgendaChange | Strike
+Event: TypeAlias = Ticket | Coming | Turn | WorkDone | AgendaChange | EpochStart | Strike
 Entry: TypeAlias = tuple[float, int, Event]
 
 
@@ -138,7 +145,7 @@ class Agenda:
         return member
 
     def leave(self, worker: int, at_s: float) -> int:
-        """Remove the member at a worker's seat, and return it; its work must have ended before."""
+        """Remove the member at a worker's seat, and return it; the driver ends its work."""
         member = self.member_of.pop(worker)
         self._past_present_s += at_s - self._joined_s.pop(member)
         return member
@@ -208,8 +215,11 @@ class Agenda:
             self._num_dead += 1
             if self._num_dead > 1000 and 2 * self._num_dead > len(self.heap):
                 self._remove_dead()
-        elif self._sum is not None:
-            self._sum.push(at_s)
+        else:
+            if self._sum is not None:
+                self._sum.push(at_s)
+            if self._overlap_steps:  # not when it begins: work that is called off is in no update
+                self._all_done_s = max(self._all_done_s, self._done_s[member])
         begun_s, end_s = self.begun_s[member], min(at_s, self._done_s[member])
         self._done_s[member] = _NEVER_S
         return end_s - begun_s if begun_s < end_s else 0.0
@@ -231,7 +241,7 @@ class Agenda:
         self._num_dead = 0
 
     def _is_alive(self, event: Event) -> bool:
-        if isinstance(event, AgendaChange | Strike | Turn):
+        if isinstance(event, AgendaChange | EpochStart | Strike | Turn):
             return True
         ticket = event.ticket if isinstance(event, Coming | WorkDone) else event
         return self.current[event.member] is ticket
@@ -245,8 +255,6 @@ class Agenda:
         if self._lanes is None:
             return ticket
         self._done_s[member] = done_s
-        if self._overlap_steps:
-            self._all_done_s = max(self._all_done_s, done_s)
         return WorkDone(member, ticket)
 
     def _overlapped_span(
@@ -307,11 +315,11 @@ class Agenda:
 
     # -- time -----------------------------------------------------------------------------------
 
-    def next(self) -> tuple[float, Ticket | AgendaChange | Strike]:
-        """Remove and return the next event that a driver handles: a push, a change or a strike."""
+    def next(self) -> tuple[float, Ticket | AgendaChange | EpochStart | Strike]:
+        """Remove and return the next event that a driver handles: all but turns and computing."""
         while self.heap:
             at_s, _, event = heappop(self.heap)
-            if type(event) is AgendaChange or type(event) is Strike:
+            if type(event) is AgendaChange or type(event) is EpochStart or type(event) is Strike:
                 return at_s, event
             if type(event) is Turn:
                 self._end_turn(event)

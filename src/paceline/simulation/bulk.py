@@ -134,7 +134,7 @@ class _Chains(BulkDriver):
         self._span_s = float(np.median([ahead[0] for ahead in self._ahead]))
 
     def _make(self, num_updates: int) -> None:
-        wanted = min(num_updates * self._pushes, max(_CELLS, self._pushes))
+        wanted = min(num_updates, max(1, _CELLS // self._pushes)) * self._pushes  # whole updates
         pushes_s, sizes = self._until(self._at_s + self._span_s)
         while len(pushes_s) < self._pushes:
             self._span_s *= 2.0

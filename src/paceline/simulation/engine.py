@@ -4,9 +4,9 @@
 
 The same facts go to the same coordinator as in a live run, so the report and the replay read its
 trace like any other. A `MemberWork` decides what a push contains: nothing (`Nothing`), or a
-gradient at exactly the parameters that its member holds (simulation/training.py). An epoch opens at
-the moment the previous one ends. Without a trace and gradients, simulation/timing.py makes the same
-decisions faster. This module must not know tensors.
+gradient at exactly the parameters that its member holds (simulation/training.py). An epoch opens
+when the previous one ends, or after the measured pause. Without a trace and gradients,
+simulation/timing.py makes the same decisions faster. This module must not know tensors.
 """
 
 import math
@@ -33,7 +33,7 @@ from ..events import (
 )
 from ..protocols.base import SyncProtocol
 from ..trace import Trace
-from .agenda import Agenda, AgendaChange, Strike
+from .agenda import NOBODY, Agenda, AgendaChange, EpochStart, Strike
 
 ENDLESS = 1 << 60
 """The samples of an epoch that never ends."""
@@ -137,6 +137,8 @@ class SimulatedRun:
                 self._changed(event, at_s)
             elif type(event) is Ticket:
                 self._pushed(event, at_s)
+            elif type(event) is EpochStart:
+                self._open(at_s)
             else:
                 assert type(event) is Strike
                 self._struck(event.event, at_s)
@@ -252,13 +254,16 @@ class SimulatedRun:
             self._trace.superseded(at_s, member, ticket.serial, wasted_s, 0.0)
 
     def _ended(self, end: EpochEnd, at_s: float) -> None:
-        if self._hear_epoch(end.epoch, at_s):
-            machine = self._conditions.machine
-            pause_s = 0.0 if machine is None else machine.pause_s
-            self.counts.paused(pause_s)
-            self._open(at_s + pause_s)
-        else:
+        if not self._hear_epoch(end.epoch, at_s):
             self.ending = "finished"
+            return
+        machine = self._conditions.machine
+        pause_s = 0.0 if machine is None else machine.pause_s
+        self.counts.paused(pause_s)
+        if pause_s:  # a worker may come or go meanwhile
+            self._agenda.enter(at_s + pause_s, EpochStart(NOBODY))
+        else:
+            self._open(at_s)
 
 
 def endless_ledger(protocol: SyncProtocol) -> Ledger:

@@ -5,17 +5,17 @@
               '-- first: the others          --> between --> second: the others -----------'
 
 Between the two may be operations that treat each channel by itself and have no parameters or
-buffers per channel: activations, dropout, pooling, flatten, but not batch norm. So nothing is sent
-between the two layers, and one all-reduce follows them (M. Shoeybi et al., "Megatron-LM", 2019).
-AlexNet's two columns are such pairs. Composite layers of torch, such as attention, are not looked
-into.
+buffers per channel: activations, dropout, pooling, flatten, but not batch norm. Nothing else reads
+what the first layer or they compute. So nothing is sent between the two layers, and one all-reduce
+follows them (M. Shoeybi et al., "Megatron-LM", 2019). AlexNet's two columns are such pairs.
+Composite layers of torch, such as attention, are not looked into.
 """
 
 from collections.abc import Sequence
 
 from torch import fx, nn
 
-from ..partition.graph import ChannelPair, WorkGraph
+from ..partition.graph import ChannelPair, WorkEdge, WorkGraph
 from .pieces import label
 from .tracing import TracedModel
 
@@ -39,13 +39,15 @@ def find_pairs(traced: TracedModel, graph: WorkGraph) -> tuple[ChannelPair, ...]
     """
     pairs: list[ChannelPair] = []
     used: set[int] = set()
-    readers = {edge.source: edge for edge in graph.edges}
+    leaving: dict[int, list[WorkEdge]] = {}
+    for edge in graph.edges:
+        leaving.setdefault(edge.source, []).append(edge)
     for number, piece in enumerate(traced.pieces):
         if number in used or not _is_split(traced, piece):
             continue
         nodes, node = [number], number
-        while (edge := readers.get(node)) is not None and len(edge.targets) == 1:
-            node = edge.targets[0]
+        while len(edges := leaving.get(node, [])) == 1 and len(edges[0].targets) == 1:
+            node = edges[0].targets[0]
             if node == len(traced.pieces):
                 break
             nodes.append(node)

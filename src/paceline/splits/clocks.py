@@ -270,5 +270,8 @@ def _answer(server: socket.socket) -> None:
         while word := end.recv(1):
             left = _MESSAGE_BYTES if word == b"L" else 0
             while left > 0:
-                left -= end.recv_into(buffer, min(left, _CHUNK_BYTES))
+                received = end.recv_into(buffer, min(left, _CHUNK_BYTES))
+                if not received:  # the other end is gone
+                    return
+                left -= received
             end.sendall(b"1")

@@ -6,8 +6,9 @@
 No part waits for a weight's gradient, so the gradients that parts do wait for are sent sooner. It
 is also cheaper: one product with more rows, instead of one for each micro-batch that is added up,
 which moves three times the bytes of the weights. A layer whose inputs are sequences, (B, T, n),
-would have to keep more bytes than its weights have, and computes its gradients as usual. Other uses
-of a parameter add to its gradient as usual, too.
+would have to keep more bytes than its weights have, and computes its gradients as usual; so does
+one under autocast, whose types autograd converts. Other uses of a parameter add to its gradient as
+usual, too.
 
 Source: P. Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024 (splitting the backward pass in
 two). This module must not know micro-batches or schedules.
@@ -46,6 +47,7 @@ class LateWeights:
     def kept(self) -> Iterator[None]:
         """Keep what the weights' gradients need, instead of computing them, inside the block."""
         for layer in self._layers:
+            layer.rows.clear()  # of a backward pass that an error ended before `add`
             layer.linear.forward = partial(_forward, layer)  # type: ignore[method-assign]  # removed below
         try:
             yield
@@ -87,12 +89,14 @@ def _is_plain(layer: nn.Linear) -> bool:
     return type(layer) is nn.Linear and "forward" not in vars(layer) and not any(hooks)
 
 
-def _forward(layer: _Layer, x: Tensor) -> Tensor:
+def _forward(layer: _Layer, input: Tensor) -> Tensor:
+    """Do what ``nn.Linear.forward(input)`` does; models may pass its argument by name."""
     linear = layer.linear
-    if x.ndim != 2 or not (torch.is_grad_enabled() and linear.weight.requires_grad):
-        return functional.linear(x, linear.weight, linear.bias)
-    bias = None if linear.bias is None else linear.bias.detach()
-    output: Tensor = _InputGradient.apply(x, layer.anchor, linear.weight.detach(), bias, layer.rows)  # type: ignore[no-untyped-call]  # torch's has no types
+    is_late = torch.is_grad_enabled() and linear.weight.requires_grad
+    if input.ndim != 2 or not is_late or torch.is_autocast_enabled(input.device.type):
+        return functional.linear(input, linear.weight, linear.bias)
+    bias, weight = None if linear.bias is None else linear.bias.detach(), linear.weight.detach()
+    output: Tensor = _InputGradient.apply(input, layer.anchor, weight, bias, layer.rows)  # type: ignore[no-untyped-call]  # torch's has no types
     return output
 
 

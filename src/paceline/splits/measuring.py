@@ -7,8 +7,8 @@ Pieces run one at a time, on the tensors that they get in the model, so the over
 measured with each of them. The whole model is therefore measured, too, and the pieces' times are
 scaled to sum to its own. All of this is done in a few rounds, of which each time is the median: a
 machine that is slow for a moment is slow to all pieces of one round, and not to one piece in all.
-Bytes kept for the backward pass are counted by storage, each storage once, without parameters; a
-tensor between two pieces counts for the piece that computes it. A bit above 300 lines, since the
+Bytes kept for the backward pass are counted by storage, each once, without parameters and buffers;
+a tensor between two pieces counts for the piece that computes it. A bit above 300 lines, since the
 measurement and the graph made from it are read together.
 """
 
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
+from ..errors import ConfigError
 from ..partition.graph import INPUT, TiedParameter, WorkEdge, WorkGraph, WorkNode
 from .clocks import CountedClock, TakenTimes, TimedClock, median_times, tensors_in
 from .late_weights import LateWeights
@@ -52,7 +53,12 @@ def measure(traced: TracedModel, inputs: Sequence[Tensor]) -> MeasuredModel:
 
     Args:
         inputs: as the model was traced with, except for the size of the batch, their first axis.
+
+    Raises:
+        ConfigError: the model has no operations.
     """
+    if not traced.pieces:
+        raise ConfigError("a model without operations cannot be cut")
     is_counted = any(tensor.is_meta for tensor in (*inputs, *traced.module.parameters()))
     clock = CountedClock() if is_counted else TimedClock(_ROUNDS)
     late, rounds = LateWeights([traced.module]), list[_Round]()
@@ -145,6 +151,8 @@ class _Walk(fx.Interpreter):
     def __init__(self, traced: TracedModel, clock: TimedClock | CountedClock) -> None:
         super().__init__(traced.graph_module)
         self._traced, self._clock = traced, clock
+        held = (*traced.graph_module.parameters(), *traced.graph_module.buffers())
+        self._held_storages = {_storage(tensor) for tensor in held}
         self.costs: list[_PieceCost] = []
         self.bytes_of: dict[fx.Node, int] = {}
         self.flows_back: set[fx.Node] = set()
@@ -194,7 +202,7 @@ class _Walk(fx.Interpreter):
                 self.env[node] = results[node] = super(_Walk, self).run_node(node)
             return [results[node] for node in leaving]
 
-        kept_bytes = self._kept_bytes(forward, [*inputs, *leaving], parameters)
+        kept_bytes = self._kept_bytes(forward, [*inputs, *leaving])
         late = LateWeights([
             self.fetch_attr(str(node.target)) for node in piece if node.op == "call_module"
         ])  # fmt: skip
@@ -238,26 +246,21 @@ class _Walk(fx.Interpreter):
         }
         return list(trained.values())
 
-    def _kept_bytes(
-        self,
-        forward: Callable[[], list[Any]],
-        flowing: Sequence[fx.Node],
-        parameters: list[nn.Parameter],
-    ) -> int:
-        """Return the bytes that a forward pass keeps, without those of tensors between pieces.
+    def _kept_bytes(self, forward: Callable[[], list[Any]], flowing: Sequence[fx.Node]) -> int:
+        """Return the bytes that a forward pass keeps, without parameters, buffers and tensors
+        between pieces.
 
-        Nodes of such tensors are added to `is_kept` instead.
+        Nodes of tensors between pieces are added to `is_kept` instead.
 
         Args:
             flowing: nodes whose values enter or leave the piece.
         """
-        parameter_storages = {_storage(parameter) for parameter in parameters}
         kept: dict[int, int] = {}
         alive: list[Tensor] = []
 
         def pack(tensor: Tensor) -> Tensor:
             alive.append(tensor)
-            if _storage(tensor) not in parameter_storages:
+            if _storage(tensor) not in self._held_storages:
                 kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
             return tensor
 
@@ -269,6 +272,21 @@ class _Walk(fx.Interpreter):
                     self.is_kept.add(node)
         del outputs
         return sum(kept.values())
+
+    def untrained_of(self, piece: Sequence[fx.Node]) -> dict[int, Tensor]:
+        """Return the buffers and the untrained parameters that a piece reads, by their ``id``."""
+        tensors: list[Any] = []
+        for node in piece:
+            if node.op == "call_module":
+                module = self.fetch_attr(str(node.target))
+                tensors += [*module.buffers(), *module.parameters()]
+            sources = (source for source in node.all_input_nodes if source.op == "get_attr")
+            tensors += [self.fetch_attr(str(source.target)) for source in sources]
+        return {
+            id(tensor): tensor
+            for tensor in tensors
+            if isinstance(tensor, Tensor) and not tensor.requires_grad
+        }
 
     def _count_bytes(self, node: fx.Node, value: Any) -> None:
         self.bytes_of[node] = sum(tensor.nbytes for tensor in tensors_in(value))
@@ -310,7 +328,7 @@ def _graph(traced: TracedModel, walk: _Walk, times: Sequence[TakenTimes]) -> Wor
             parameter_bytes=sum(p.nbytes for p in cost.parameters if len(users[id(p)]) == 1),
             activation_bytes=cost.kept_bytes + kept_outputs[number],
             late_bytes=cost.late_bytes,
-            buffer_bytes=_buffer_bytes(traced, piece),
+            buffer_bytes=buffer_bytes,
             num_layers=sum(
                 any(True for _ in traced.graph_module.get_submodule(str(node.target)).parameters())
                 for node in piece
@@ -318,8 +336,8 @@ def _graph(traced: TracedModel, walk: _Walk, times: Sequence[TakenTimes]) -> Wor
             )
             or int(any(len(users[id(p)]) == 1 for p in cost.parameters)),
         )
-        for number, (piece, cost, taken) in enumerate(
-            zip(traced.pieces, walk.costs, times, strict=True)
+        for number, (piece, cost, taken, buffer_bytes) in enumerate(
+            zip(traced.pieces, walk.costs, times, _buffer_bytes(traced, walk), strict=True)
         )
     )
     ties = tuple(
@@ -357,10 +375,11 @@ def _name(piece: Sequence[fx.Node]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}"
 
 
-def _buffer_bytes(traced: TracedModel, piece: Sequence[fx.Node]) -> int:
-    """Return the bytes of a piece's buffers, and of its parameters that are not trained."""
-    names = {str(node.target) for node in piece if node.op == "call_module"}
-    modules = [traced.graph_module.get_submodule(name) for name in names]
-    frozen = (p for module in modules for p in module.parameters() if not p.requires_grad)
-    buffers = (buffer for module in modules for buffer in module.buffers())
-    return sum(tensor.nbytes for tensor in (*buffers, *frozen))
+def _buffer_bytes(traced: TracedModel, walk: _Walk) -> list[int]:
+    """Return each piece's bytes of buffers and untrained parameters; the first reader's count."""
+    counted, sizes = set[int](), list[int]()
+    for piece in traced.pieces:
+        tensors = walk.untrained_of(piece)
+        sizes.append(sum(tensors[key].nbytes for key in tensors.keys() - counted))
+        counted |= tensors.keys()
+    return sizes

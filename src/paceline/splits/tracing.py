@@ -116,14 +116,16 @@ def untouched(module: nn.Module) -> Iterator[None]:
     """Restore the module's buffers and gradients, and the random generator, on exit."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     grads = [(parameter, parameter.grad) for parameter in module.parameters()]
-    with torch.random.fork_rng(devices=[]):
-        yield
-    with torch.no_grad():
-        for name, buffer in module.named_buffers():
-            if name in buffers:
-                buffer.copy_(buffers[name])
-    for parameter, grad in grads:
-        parameter.grad = grad
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                if name in buffers:
+                    buffer.copy_(buffers[name])
+        for parameter, grad in grads:
+            parameter.grad = grad
 
 
 # -- the operations --------------------------------------------------------------------------------
