@@ -187,7 +187,7 @@ def test_the_data_of_a_script_without_loader_workers_stays_in_its_process(
     speeds.train(Pace(SoloExchange(), Context()), fast="auto")
     assert [one.speed.loader_workers for one in found] == [-1, -1]
     for one in found:
-        assert "more of its num_workers may hide that" in " ".join(one.lines())
+        assert "a higher num_workers may hide it" in " ".join(one.lines())
 
 
 @pytest.mark.parametrize(("size", "wanted"), [(12, 12), (64, speeds.NUM_SAMPLES)])
