@@ -20,6 +20,7 @@ from paceline.tuning.candidate import Feed
 from paceline.tuning.candidates import ChannelsLast, CopiesAhead, LoaderWorkers, OptimizerKernel
 from reference import differ
 from runs import Run, run_script
+from subjects import subject
 from tiny import TASK
 
 CLOSE = 1e-6
@@ -126,6 +127,15 @@ def test_a_run_without_a_trial_says_what_one_would_try(tmp_path: Path) -> None:
     assert "loader workers" not in run.summary.could_try  # the script's loader has none
     task = runs.train(TASK, tmp_path / "task", workers=2, engine="inline")
     assert "loader workers" in task.summary.could_try
+
+
+def test_under_deterministic_only_what_a_trial_would_try_then_is_named() -> None:
+    usual, repeatable = (
+        fast.settle(subject(), speeds.loader(), Context(deterministic=is_on), "none").could_try
+        for is_on in (False, True)
+    )
+    assert {"threads", "channels last"} & {*usual}
+    assert {*repeatable} == {*usual} & {"keep memory", "loader workers", "ahead"}
 
 
 def test_under_plain_python_a_script_asks_for_it_itself(
