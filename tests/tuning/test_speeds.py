@@ -138,6 +138,24 @@ def test_under_deterministic_only_what_a_trial_would_try_then_is_named() -> None
     assert {*repeatable} == {*usual} & {"keep memory", "loader workers", "ahead"}
 
 
+class Addressed(torch.nn.Sequential):
+    """A model whose text holds the address of an object."""
+
+    def __init__(self, activation: object) -> None:
+        super().__init__(speeds.network())
+        self.activation = activation
+
+    def extra_repr(self) -> str:
+        return repr(self.activation)
+
+
+def test_an_address_is_no_part_of_what_an_outcome_depends_on() -> None:
+    models = [Addressed(object()), Addressed(object())]
+    assert repr(models[0]) != repr(models[1])
+    keys = {fast._key(subject(model), speeds.loader(), Context(), Speed(), ()) for model in models}
+    assert len(keys) == 1
+
+
 def test_under_plain_python_a_script_asks_for_it_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

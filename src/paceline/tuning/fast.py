@@ -7,6 +7,7 @@ optimizer's step is replaced. This module must not know exchanges or stores.
 """
 
 import importlib.metadata
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +27,8 @@ from .candidate import Candidate, Feed, TrialSubject, host_batch, num_samples_of
 from .candidates import CANDIDATES
 from .remembered import folder, key_of, remembered
 from .trial import try_all
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,15 +229,20 @@ def _key(
     apply(add_shape, subject.batch)
     options = [(each.name, tuple(each.options(subject, chosen))) for each in candidates]
     model, optimizer = subject.objects.model, subject.objects.optimizer
-    tensors = [(n, tuple(t.shape), str(t.dtype), t.stride()) for n, t in model.named_parameters()]
+    parameters = [
+        (name, tuple(tensor.shape), str(tensor.dtype), tensor.stride())
+        for name, tensor in model.named_parameters()
+    ]
     settings = [
-        sorted(k for k, v in g.items() if k != "params" and v) for g in optimizer.param_groups
+        sorted(name for name, value in group.items() if name != "params" and value)
+        for group in optimizer.param_groups
     ]
     modules = [type(module).__qualname__ for module in model.modules()]
+    text = _ADDRESS.sub("", repr(model))  # addresses differ between workers, and from run to run
     device = subject.device
     machine = processor_name(device)
     return key_of((
-        tensors, modules, repr(model), type(optimizer).__qualname__, settings,
+        parameters, modules, text, type(optimizer).__qualname__, settings,
         sorted(subject.objects.sizes), subject.num_workers,
         subject.steps_itself, loader.num_workers, type(loader.dataset).__qualname__,
         len(loader.dataset), chosen, context.precision == "auto",  # type: ignore[arg-type]  # map-style

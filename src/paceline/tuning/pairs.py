@@ -72,7 +72,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 _PREFETCHED = 2
-"""Batches that each worker process of a DataLoader has ready (its ``prefetch_factor``)."""
+"""Batches that each worker process of a DataLoader has ready: torch's ``prefetch_factor``."""
 
 
 class Arm:
