@@ -118,8 +118,7 @@ def rehearse(
         )
         work.on_scaled = lambda ticket, scale: trace.scaled(run.now_s, ticket, scale)
         update_samples = batch_size * protocol.num_steps
-        epoch_pushes = work.num_samples * protocol.num_pushes / update_samples
-        rehearsal.play(run, epoch_pushes, evaluations)
+        rehearsal.play(run, work.num_samples * protocol.num_pushes / update_samples, evaluations)
     work.load_newest()
     save_model(work.model, run_dir / "model.safetensors")
     return Rehearsed(
