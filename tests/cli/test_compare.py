@@ -159,6 +159,7 @@ def test_runs_that_are_done_are_kept_where_a_later_one_is_refused(
         ),
         ("--protocols async --workers 3 --slow nonsense", "slow must read"),
         ("--protocols async --workers 3 --link 1ms,1MB/s", "add --simulated"),
+        ("--protocols async --workers 3 --cores 0", "add --simulated"),
         ("--protocols async --workers 3 --target-accuracy 85", "write 0.85 for 85 %"),
     ],
 )

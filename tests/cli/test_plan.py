@@ -116,7 +116,10 @@ def test_several_steps_a_push_are_several_mini_batches(say: Say) -> None:
         ("plan quadratic --workers 4 --protocols full-snc", "did you mean 'full-sync'"),
         ("plan quadratic --workers 4 --protocols k-sync:5", "K <= 4"),
         ("plan quadratic --workers 4 --profile nowhere", "cannot be read"),
-        ("plan softmax --workers 4 --profile runs/profile", "task quadratic there, softmax here"),
+        (
+            "plan softmax --workers 4 --profile runs/profile",
+            "task quadratic in the profile, softmax here",
+        ),
         ("plan quadratic --workers 4 --slow 9=2x", "there is no worker 9"),
         ("plan quadratic --workers 4 --cores 0", "cores must be >= 1"),
         ("plan quadratic --workers 4 --target-loss 1 --target-accuracy 0.5", "give one target"),

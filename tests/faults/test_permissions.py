@@ -157,7 +157,7 @@ def test_a_cache_that_is_not_ours_is_not_believed(
     plant(scratch)
     with pytest.raises(ConfigError, match=r"belongs to user 1234|everybody may write to it"):
         folder()
-    with pytest.raises(ConfigError, match="--fast auto: workers agree on what was found by a file"):
+    with pytest.raises(ConfigError, match="--fast auto: the workers share the outcome"):
         remembered("a", pytest.fail, is_shared=True)
     assert list(scratch.iterdir()) == []
 

@@ -145,7 +145,7 @@ def test_workers_of_more_threads_than_cores_are_told_as_on_cores_of_their_own(
     assert threaded(tmp_path, 2, 2).mean_step_s == pytest.approx(0.005)
     run = TimingRun(parse("full-sync", 2), World(like=tmp_path).conditions(2)).run(50)
     assert run.mean_update_s() == pytest.approx(0.01, rel=0.01)
-    with pytest.raises(ConfigError, match="2 threads each, more than --cores 1; name a run"):
+    with pytest.raises(ConfigError, match="2 threads each, more than --cores 1; use a run"):
         World(like=tmp_path, cores=1).conditions(2)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from paceline.speed import Speed, Value
 from paceline.tuning import allocator
-from paceline.tuning.candidate import Candidate, Objects
+from paceline.tuning.candidate import Candidate, Objects, num_samples_of
 from paceline.tuning.candidates import (
     CANDIDATES,
     ChannelsLast,
@@ -108,6 +108,21 @@ def test_batches_are_loaded_elsewhere_only_where_they_are_the_same() -> None:
     assert list(LoaderWorkers().options(fetched, Speed())) == []
     assert list(CopiesAhead().options(fetched, Speed())) == [True]
     assert list(LoaderWorkers().options(subject(), Speed())) == [1, 2, 4]
+
+
+def test_the_loaders_own_number_of_processes_is_not_tried_again() -> None:
+    own = subject(loader_workers=2)
+    assert list(LoaderWorkers().options(own, Speed())) == [1, 4]
+    assert list(LoaderWorkers().options(own, Speed(loader_workers=4))) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "size"), [((12, 8), 12), ((8, 12), 8), ((3, 8, 8), 8), ((), 5)]
+)
+def test_the_length_that_most_tensors_of_a_batch_have_is_its_size(
+    lengths: tuple[int, ...], size: int
+) -> None:
+    assert num_samples_of([torch.zeros(length, 2) for length in lengths], 5) == size
 
 
 @pytest.mark.parametrize(("candidate", "value"), OPTIONS)

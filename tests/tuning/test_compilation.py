@@ -42,7 +42,7 @@ def test_an_evaluation_and_a_last_batch_run_eagerly(calls: list[int]) -> None:
 def test_a_model_is_compiled_once(calls: list[int]) -> None:
     objects = subject().objects
     Compilation().apply(objects, "default")
-    with pytest.raises(ConfigError, match="compiled already; leave --compile out"):
+    with pytest.raises(ConfigError, match="already compiled; leave --compile out"):
         Compilation().apply(objects, "default")
 
 

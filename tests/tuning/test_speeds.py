@@ -20,6 +20,7 @@ from paceline.tuning.candidate import Feed
 from paceline.tuning.candidates import ChannelsLast, CopiesAhead, LoaderWorkers, OptimizerKernel
 from reference import differ
 from runs import Run, run_script
+from subjects import subject
 from tiny import TASK
 
 CLOSE = 1e-6
@@ -128,6 +129,33 @@ def test_a_run_without_a_trial_says_what_one_would_try(tmp_path: Path) -> None:
     assert "loader workers" in task.summary.could_try
 
 
+def test_under_deterministic_only_what_a_trial_would_try_then_is_named() -> None:
+    usual, repeatable = (
+        fast.settle(subject(), speeds.loader(), Context(deterministic=is_on), "none").could_try
+        for is_on in (False, True)
+    )
+    assert {"threads", "channels last"} & {*usual}
+    assert {*repeatable} == {*usual} & {"keep memory", "loader workers", "ahead"}
+
+
+class Addressed(torch.nn.Sequential):
+    """A model whose text holds the address of an object."""
+
+    def __init__(self, activation: object) -> None:
+        super().__init__(speeds.network())
+        self.activation = activation
+
+    def extra_repr(self) -> str:
+        return repr(self.activation)
+
+
+def test_an_address_is_no_part_of_what_an_outcome_depends_on() -> None:
+    models = [Addressed(object()), Addressed(object())]
+    assert repr(models[0]) != repr(models[1])
+    keys = {fast._key(subject(model), speeds.loader(), Context(), Speed(), ()) for model in models}
+    assert len(keys) == 1
+
+
 def test_under_plain_python_a_script_asks_for_it_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,7 +215,7 @@ def test_the_data_of_a_script_without_loader_workers_stays_in_its_process(
     speeds.train(Pace(SoloExchange(), Context()), fast="auto")
     assert [one.speed.loader_workers for one in found] == [-1, -1]
     for one in found:
-        assert "more of its num_workers may hide that" in " ".join(one.lines())
+        assert "a higher num_workers may hide it" in " ".join(one.lines())
 
 
 @pytest.mark.parametrize(("size", "wanted"), [(12, 12), (64, speeds.NUM_SAMPLES)])

@@ -4,10 +4,16 @@ Candidates are planted: a step that takes a known time of a clock that only step
 each is worth is known on any machine.
 """
 
+import itertools
 import math
 import signal
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -193,7 +199,7 @@ def test_a_better_option_of_the_same_kind_takes_the_place_of_the_first() -> None
     outcome = found(Several(0.0))
     first, second = outcome.findings
     assert outcome.speed.compile == "better"
-    assert (first.is_kept, first.reason, second.is_kept) == (False, "better is more", True)
+    assert (first.is_kept, first.reason, second.is_kept) == (False, "better is faster", True)
     assert second.gain == pytest.approx(4.0)
     assert outcome.lines()[0].startswith("fast: better 4.00x; together 4.00x")
 
@@ -219,23 +225,71 @@ def test_what_the_loader_gains_does_not_count_as_computing() -> None:
 
 def test_what_cannot_be_had_is_named_with_its_reason() -> None:
     (finding,) = found(Planted(-1.0)).findings
-    assert finding.reason == "cannot be had: ConfigError: there is no compiler here"
+    assert finding.reason == "failed: ConfigError: there is no compiler here"
 
 
 def test_what_takes_too_long_to_begin_is_given_up_and_another_alarm_goes_on() -> None:
-    signal.setitimer(signal.ITIMER_REAL, 100.0)
     start_s = time.perf_counter()
-    (finding,) = found(Planted(0.0, begins_s=50.0), budget_s=5.0).findings
+    with another_alarm():
+        (finding,) = found(Planted(0.0, begins_s=50.0), budget_s=5.0).findings
     assert time.perf_counter() - start_s < 40.0
     assert not finding.was_tried
     assert finding.reason == "no time was left"
-    assert signal.getitimer(signal.ITIMER_REAL)[0] > 10.0
 
 
 def test_what_begins_after_the_budget_is_not_begun() -> None:
     (finding,) = found(Planted(0.0), budget_s=0.1).findings
     assert not finding.was_tried
     assert finding.reason == "no time was left"
+
+
+def test_a_loader_for_which_no_time_is_left_is_named_and_tried_another_day() -> None:
+    fed = subject(Waiting(), feed=lambda speed: itertools.repeat(batch()))
+    loading = Planted(FAST_S, name="loader_workers", needs_feed=True)
+    outcome = trial.try_all(fed, Speed(), [loading], budget_s=0.5)
+    (finding,) = outcome.findings
+    assert (finding.what, finding.reason) == ("loader", "no time was left")
+    assert not outcome.is_whole
+
+
+@dataclass
+class Threaded(Planted):
+    """One that is faster with another number of threads."""
+
+    name: str = "threads"
+    count: int = 0
+
+    def options(self, of: TrialSubject, speed: Speed) -> tuple[Value, ...]:
+        return (self.count,)
+
+    def apply(self, objects: Objects, value: Value) -> None:
+        if value:
+            torch.set_num_threads(int(value))
+            super().apply(objects, "planted")
+
+
+def test_a_loader_is_measured_on_the_usual_threads_where_others_did_not_help(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual, counts = torch.get_num_threads(), list[int]()
+
+    def feed(speed: Speed) -> Iterator[Any]:
+        counts.append(torch.get_num_threads())
+        return itertools.repeat(batch())
+
+    def withdrawn(self: trial._Trial, plain: pairs.Arm, best: pairs.Arm) -> tuple[float, float]:
+        best.block_s(1)
+        return SLOW_S, SLOW_S
+
+    monkeypatch.setattr(trial._Trial, "_remeasure", withdrawn)
+    loading = Planted(FAST_S, name="loader_workers", needs_feed=True)
+    candidates = [Threaded(FAST_S, count=usual + 1), loading]
+    outcome = trial.try_all(subject(Waiting(), feed=feed), Speed(), candidates, 20.0)
+    assert [finding.reason for finding in outcome.findings] == [
+        "no gain when measured again",
+        "the loader keeps up",
+    ]
+    assert counts == [usual]
 
 
 def test_what_was_chosen_by_hand_is_not_tried() -> None:
@@ -299,19 +353,19 @@ def test_what_depends_on_the_batch_is_measured_on_a_whole_one(
 def test_what_does_not_help_when_measured_once_more_is_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    together = trial._Trial._together
+    remeasure = trial._Trial._remeasure
 
     def later(self: trial._Trial, plain: pairs.Arm, best: pairs.Arm) -> tuple[float, float]:
         for one in (plain, best):
             assert isinstance(one._model, Waiting)
             one._model.wait_s = SLOW_S
-        return together(self, plain, best)
+        return remeasure(self, plain, best)
 
-    monkeypatch.setattr(trial._Trial, "_together", later)
+    monkeypatch.setattr(trial._Trial, "_remeasure", later)
     outcome = found(Planted(FAST_S))
     (finding,) = outcome.findings
     assert outcome.speed == Speed()
-    assert (finding.is_kept, finding.reason) == (False, "not when measured again")
+    assert (finding.is_kept, finding.reason) == (False, "no gain when measured again")
     assert outcome.lines()[0] == "fast: nothing helps here"
 
 
@@ -321,22 +375,60 @@ def test_an_alarm_at_the_end_of_its_block_leaves_the_other_alarm(
     set_timer = signal.setitimer
 
     def ring_when_stopped(which: int, seconds: float, interval: float = 0.0) -> object:
-        if not seconds:
+        if not seconds and signal.getsignal(signal.SIGALRM) is not too_early:
             signal.raise_signal(signal.SIGALRM)
         return set_timer(which, seconds, interval)
 
-    def hear(number: int, frame: object) -> None:
-        raise AssertionError("the other alarm rang too early")
+    with another_alarm(), monkeypatch.context() as patch:
+        patch.setattr(signal, "setitimer", ring_when_stopped)
+        with pairs.time_limit(50.0):
+            pass
 
-    handler, timer = signal.signal(signal.SIGALRM, hear), set_timer(signal.ITIMER_REAL, 100.0)
+
+def test_an_alarm_before_the_cleanup_leaves_the_other_alarm() -> None:
+    """After the block, and before it is disarmed."""
+    code = pairs.time_limit.__wrapped__.__code__  # type: ignore[attr-defined]  # by functools.wraps
+
+    def ring_in_the_next_line(frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code is not code:
+            return None
+        if event == "line":
+            signal.raise_signal(signal.SIGALRM)
+        return ring_in_the_next_line
+
+    trace = sys.gettrace()
+    with another_alarm():
+        try:
+            with pytest.raises(pairs.TooLong), pairs.time_limit(50.0):
+                sys.settrace(ring_in_the_next_line)
+        finally:
+            sys.settrace(trace)
+
+
+def test_without_a_handler_of_pythons_there_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not be put back."""
+    with another_alarm(), monkeypatch.context() as patch:
+        patch.setattr(signal, "getsignal", lambda number: None)
+        with pairs.time_limit(50.0):
+            assert signal.getitimer(signal.ITIMER_REAL)[0] > 90.0
+
+
+def too_early(number: int, frame: object) -> None:
+    raise AssertionError("the other alarm rang too early")
+
+
+@contextmanager
+def another_alarm() -> Iterator[None]:
+    """A repeating alarm of somebody else, which must be there afterwards."""
+    handler = signal.signal(signal.SIGALRM, too_early)
+    timer = signal.setitimer(signal.ITIMER_REAL, 100.0, 7.0)
     try:
-        with monkeypatch.context() as patch:
-            patch.setattr(signal, "setitimer", ring_when_stopped)
-            with pairs.time_limit(50.0):
-                pass
-        assert signal.getsignal(signal.SIGALRM) is hear
-        assert 90.0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 100.0
+        yield
+        assert signal.getsignal(signal.SIGALRM) is too_early
+        left_s, interval_s = signal.getitimer(signal.ITIMER_REAL)
+        assert 90.0 < left_s <= 100.0
+        assert interval_s == pytest.approx(7.0)
     finally:
-        set_timer(signal.ITIMER_REAL, 0.0)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, handler)
-        set_timer(signal.ITIMER_REAL, *timer)
+        signal.setitimer(signal.ITIMER_REAL, *timer)

@@ -3,10 +3,10 @@
     contest -> (seed 0: each protocol), (seed 1: each protocol), ... -> summaries -> comparison
                 live: launch/launcher.py      virtual time: rehearsal.py
 
-The seeds are the outer loop, so whatever changes on a machine meets all protocols, and a contest
-that is cut short has compared what it has. A worker takes the same mini-batch under every
-protocol, unless a batch is asked for: else an asynchronous one would do K times the work in a
-step. This module must not know terminals or pictures.
+The seeds are the outer loop, so a change of the machine affects all protocols, and an interrupted
+contest can still compare its finished runs. A worker's mini-batch has the same size under every
+protocol, unless a batch size is given: otherwise a step of an asynchronous protocol would have K
+times the work. This module must not know terminals or pictures.
 """
 
 import re
@@ -46,11 +46,11 @@ class ComparisonWatcher(Watcher, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
-    """Which protocols are compared, and under which settings.
+    """The protocols to compare, and the settings of their runs.
 
     Args:
-        settings: of every run; the protocol and the seed in it are replaced.
-        world: delays, links and absences; a live run takes only delay and slow.
+        settings: of every run; its protocol and seed are replaced.
+        world: delays, links and absences; a live run uses only ``delay`` and ``slow``.
     """
 
     task: str
@@ -60,10 +60,10 @@ class Contest:
     repeats: int = 1
     is_simulated: bool = False
     evaluations: int = 1
-    """An epoch; more than one only in virtual time, where they cost none."""
+    """Evaluations per epoch; more than one only in virtual time, where they take none."""
 
     def check(self) -> None:
-        """Raises ConfigError for whatever can be refused before torch is loaded."""
+        """Raise ConfigError for everything that can be checked before torch is imported."""
         if not self.protocols:
             raise ConfigError("nothing to compare: give --protocols full-sync,k-sync:3,async")
         for name in ("repeats", "evaluations"):
@@ -71,43 +71,46 @@ class Contest:
                 raise ConfigError(f"{name} must be >= 1, got {getattr(self, name)}")
         workers, world = self.settings.workers, self.world
         rule = self.settings.staleness
-        parsed = [parse(text, workers, rule) for text in self.protocols]
-        names, batch_size = list(map(str, parsed)), self.settings.batch_size
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            raise ConfigError(f"{twice[0]} is given twice: each protocol runs once a seed")
-        for one in parsed:
-            if batch_size is not None and batch_size < one.num_pushes:
+        protocols = [parse(text, workers, rule) for text in self.protocols]
+        names, batch_size = list(map(str, protocols)), self.settings.batch_size
+        repeated = [name for name in names if names.count(name) > 1]
+        if repeated:
+            raise ConfigError(f"{repeated[0]} is given twice: each protocol runs once a seed")
+        for protocol in protocols:
+            if batch_size is not None and batch_size < protocol.num_pushes:
                 raise ConfigError(
-                    f"an update of {one} has {one.num_pushes} pushes, more than --batch-size "
-                    f"{batch_size} has samples; give at least {one.num_pushes}"
+                    f"an update of {protocol} has {protocol.num_pushes} pushes, more than "
+                    f"--batch-size {batch_size} has samples; use at least {protocol.num_pushes}"
                 )
         find_task(self.task)
         if self.is_simulated:
             world.conditions(workers, 1.0)
             if self.settings.device not in ("auto", "cpu"):
                 raise ConfigError(
-                    f"--device {self.settings.device} is for live workers; virtual time computes "
-                    "on the CPU: leave out --device or --simulated"
+                    f"--device {self.settings.device} is for live runs; virtual time computes on "
+                    "the CPU: leave out --device or --simulated"
                 )
             return
         if self.evaluations > 1:
-            raise ConfigError("--evaluations within an epoch are for virtual time: add --simulated")
+            raise ConfigError("--evaluations above 1 needs virtual time: add --simulated")
         parse_delays(world.delay, workers)
         parse_slowness(world.slow, workers)
         for name in ("away", "link", "server", "num_bytes", "like", "cores"):
-            if getattr(world, name):
+            if getattr(world, name) not in (None, ()):
                 flag = "bytes" if name == "num_bytes" else name
-                raise ConfigError(f"--{flag} is for workers in virtual time: add --simulated")
+                raise ConfigError(f"--{flag} needs virtual time: add --simulated")
 
 
 def compare(
     contest: Contest, watcher: ComparisonWatcher, run_dir: Path | None = None
 ) -> Comparison:
-    """Run all protocols with all seeds; each has a folder in ``runs/compare-...``.
+    """Run all protocols with all seeds, each in its own folder, and compare them.
+
+    Args:
+        run_dir: the folder of all runs; None: a new one, ``runs/compare-...``.
 
     Raises:
-        ConfigError: a setting is invalid, or the first run cannot work.
+        ConfigError: a setting is invalid, or the first run refuses its settings.
         Interrupted: the user ended it after at least one run.
     """
     from ..engines.local.client import warm
@@ -123,13 +126,13 @@ def compare(
         for seed in range(settings.seed, settings.seed + contest.repeats):
             for text in contest.protocols:
                 watcher.began(text, seed)
-                chosen = replace(settings, protocol=text, seed=seed)
+                run_settings = replace(settings, protocol=text, seed=seed)
                 try:
-                    summary = _run(contest, chosen, results.folder_of(text, seed), watcher)
+                    summary = _run(contest, run_settings, results.folder_of(text, seed), watcher)
                     outcome: RunOutcome | str = outcome_of(summary, seed, settings.target_accuracy)
                 except (ConfigError, LinkError, WorkerError) as error:
                     if isinstance(error, ConfigError) and not results.has_any:
-                        raise  # in the first run the settings are wrong, not one protocol
+                        raise  # in the first run: all settings are wrong, not one protocol
                     outcome = str(error).partition("\n")[0].rstrip(":")
                 except KeyboardInterrupt:
                     if not results.has_any:
@@ -155,15 +158,15 @@ class _Results:
 
     def folder_of(self, protocol: str, seed: int) -> Path:
         """The folder of a run: one per protocol, and in it one per seed if there are several."""
-        place = self._folder / re.sub(r"[^A-Za-z0-9_.-]+", "-", protocol)
-        return place / f"seed-{seed}" if self._contest.repeats > 1 else place
+        folder = self._folder / re.sub(r"[^A-Za-z0-9_.-]+", "-", protocol)
+        return folder / f"seed-{seed}" if self._contest.repeats > 1 else folder
 
     def add(self, protocol: str, outcome: RunOutcome | str) -> None:
         """Add the outcome of a run, or why it failed."""
         self._outcomes[protocol].append(outcome)
 
     def compared(self, interrupted_in: str = "") -> Comparison:
-        """The comparison of the outcomes so far; also writes its files."""
+        """Compare the outcomes so far, and write the files of the comparison."""
         contest, settings = self._contest, self._settings
         comparison = Comparison(
             task=contest.task,
@@ -188,7 +191,7 @@ class _Results:
 
 
 def _with_batch(contest: Contest, watcher: ComparisonWatcher) -> RunSettings:
-    """The settings, with the mini-batch that full-sync would have where none is asked for."""
+    """The settings; if no batch size is given, with the mini-batch size of full-sync."""
     settings = contest.settings
     if settings.batch_size is not None or settings.mini_batch_size is not None:
         return settings
@@ -200,6 +203,7 @@ def _with_batch(contest: Contest, watcher: ComparisonWatcher) -> RunSettings:
 
 
 def _in_words(contest: Contest, settings: RunSettings) -> str:
+    """The conditions of all runs as text."""
     world = contest.world
     batch = f"mini-batches of {settings.mini_batch_size}"
     if settings.mini_batch_size is None:
@@ -235,7 +239,7 @@ def _run(
         settings, run_dir=str(run_dir), delay=contest.world.delay, slow=contest.world.slow
     )
     summary = launch_run(TaskProgram(task=contest.task), live, _Listener(watcher))
-    assert isinstance(summary, Summary)  # it is no dry run
+    assert isinstance(summary, Summary)  # not a dry run
     return summary
 
 

@@ -1,24 +1,24 @@
-"""What a short real run tells: how long steps take, and what the exchange beside them costs.
+"""The profile of a short real run: the times of its steps, and of the exchanges beside them.
 
     grant ------ exchange ------ computing ---- ordered delay ---- push --> heard
             (message, update,                   (--delay: known,      (slot,
              pull)             compute           taken out)            message)
 
-The exchange of a step is the time from its grant to its push being heard, less the computing and
-the ordered delay: the messages both ways, the pull, and the coordinator's own time. The adding is
-measured separately (``add_s``), since an update of one push adds nothing, and pushes at the same
-time are added one after the other. Where an exchange began with a new version, writing that is in
-it as well: what such steps take longer is ``apply_s``. A run between peers has no grants: its
-exchange is what its workers say they spent on it.
+The exchange of a step is the time from its grant until its push is heard, minus the computing and
+the ordered delay: the messages both ways, the pull, and the coordinator's own time. Adding is
+measured separately (``add_s``), because an update of one push adds nothing, and simultaneous pushes
+are added one after the other. An exchange that began with a new version includes writing it:
+``apply_s`` is the extra time of those steps. A run between peers has no grants; its exchange is the
+time that its workers report.
 
-All of it is measured with the cores as busy as they were in that run, so the best profile is of an
-asynchronous run, where nobody is granted at the same time as others (paceline plan takes one of
-k-batch-async). Of more workers than cores it is brought to what a core of one's own would take.
+All times include the load on the cores in that run. The best profile is therefore of an
+asynchronous run, where grants do not coincide (paceline plan takes one of k-batch-async). Times of
+more workers than cores are converted to those on cores of their own.
 
-A step is one of as many threads as that run's workers had. Whoever is predicted from it computes
-with as many, and holds as many cores: of 16, workers of 8 threads have places for two, the others
-wait. That is near what a run with fewer threads each takes, where threads are worth what they are.
-This module must not know what is predicted from it.
+A step uses as many threads as the run's workers had. A predicted worker computes with as many, and
+occupies as many cores: on 16 cores two workers of 8 threads compute at once, and the others wait.
+That is close to a run with fewer threads each, provided that threads scale well. This module must
+not know what is predicted from it.
 """
 
 import statistics
@@ -40,18 +40,18 @@ class Profile:
     """The timing of one recorded run: of one task, one model and one mini-batch size.
 
     Attributes:
-        batch_size: samples that its updates averaged (per local step); 0: it was not recorded.
+        batch_size: samples that an update averaged (per local step); 0: not recorded.
         work_s: by worker, the seconds of computing each mini-batch on cores of its own, without
-            warm-up and what ``delay`` and ``slow`` ordered.
+            warm-up and without the orders of ``delay`` and ``slow``.
         exchange_s: by worker, the seconds of each exchange beside them.
-        add_s: what adding a push to the sum of its update takes; 0.0 where none was.
-        apply_s: what writing a new version takes; 0.0 where it could not be told apart.
-        pause_s: from the end of an epoch to the first work of the next, or, where there was only
-            one epoch, to the end of its evaluation; 0.0: nothing was evaluated.
-        delay, slow: as that run was given them.
-        cores: that its workers shared; None: it was not recorded.
-        threads: of each worker; 1 where they did not compute on cores of one machine.
-        drift: how much the machine's speed changed meanwhile (`drift_of`).
+        add_s: seconds of adding a push to the sum of its update; 0.0: none was added.
+        apply_s: seconds of writing a new version; 0.0: it could not be separated.
+        pause_s: seconds from the end of an epoch to the first work of the next, or, if there was
+            only one epoch, to the end of its evaluation; 0.0: nothing was evaluated.
+        delay, slow: the settings of that run.
+        cores: cores that its workers shared; None: not recorded.
+        threads: threads of each worker; 1 if they did not compute on cores of one machine.
+        drift: how much the machine's speed changed during the run (`drift_of`).
     """
 
     run_dir: Path
@@ -76,30 +76,30 @@ class Profile:
 
     @property
     def mean_step_s(self) -> float:
-        """Seconds of computing a mini-batch."""
+        """Mean seconds of computing a mini-batch."""
         return statistics.fmean(
             value_s for values_s in self.work_s.values() for value_s in values_s
         )
 
     @property
     def push_s(self) -> float:
-        """Seconds beside it, from a grant to the next push."""
+        """Mean seconds of an exchange: from a grant to the next push, without computing."""
         return statistics.fmean(
             value_s for values_s in self.exchange_s.values() for value_s in values_s
         )
 
     def machine(self, num_workers: int, cores: int | None) -> Machine:
-        """The machine for ``num_workers`` workers, ``cores`` of them computing at once (None: all).
+        """The machine for ``num_workers`` workers that share ``cores`` (None: all compute at once).
 
-        With as many workers as the run had each has its own times, otherwise all share all.
+        With as many workers as in the run, each has its own times; otherwise all share all times.
 
         Raises:
-            ConfigError: these cores are other ones, and too few for a worker's threads.
+            ConfigError: ``cores`` differs from the run's and is below a worker's threads.
         """
         if cores is not None and cores != self.cores and cores < self.threads:
             raise ConfigError(
                 f"the workers of the profile {self.run_dir} had {self.threads} threads each, more "
-                f"than --cores {cores}; name a run of --threads {cores}"
+                f"than --cores {cores}; use a run with --threads {cores}"
             )
         return Machine(
             text=f"as in {self.run_dir}", work=_delays(self.work_s, num_workers),
@@ -112,68 +112,77 @@ class Profile:
     def check(
         self, task: str, num_parameters: int, mini_batch_size: int, flag: str = "--profile"
     ) -> None:
-        """Raises ConfigError where the profile is of something else; it says what differs."""
+        """Raise ConfigError, which names the differences, unless the profile is of this run.
+
+        Args:
+            flag: the option that named the profile.
+        """
         pairs = {
             "task": (self.task, task),
             "parameters": (self.num_parameters, num_parameters),
             "mini-batch size": (self.mini_batch_size, mini_batch_size),
         }
-        wrong = [f"{name} {a} there, {b} here" for name, (a, b) in pairs.items() if a != b]
-        if wrong:
-            remedy = "leave --profile out to take one now"
+        differences = [
+            f"{name} {profiled} in the profile, {wanted} here"
+            for name, (profiled, wanted) in pairs.items()
+            if profiled != wanted
+        ]
+        if differences:
+            remedy = "leave --profile out to measure one now"
             if flag != "--profile":
-                remedy = f"give {flag} a run of the same"
-            if len(wrong) == 1 and self.mini_batch_size != mini_batch_size:
-                remedy += f", or ask for --mini-batch-size {self.mini_batch_size}"
+                remedy = f"give {flag} a matching run"
+            if len(differences) == 1 and self.mini_batch_size != mini_batch_size:
+                remedy += f", or use --mini-batch-size {self.mini_batch_size}"
             raise ConfigError(
-                f"the profile {self.run_dir} is of something else ({'; '.join(wrong)}); {remedy}"
+                f"the profile {self.run_dir} does not match ({'; '.join(differences)}); {remedy}"
             )
 
 
-def of_the_first(ordered: Sequence[str], num_workers: int) -> tuple[str, ...]:
-    """What a run was given as ``delay`` or ``slow``, without that of workers there are not.
+def of_the_first(texts: Sequence[str], num_workers: int) -> tuple[str, ...]:
+    """The texts of ``delay`` or ``slow`` that apply to the first ``num_workers`` workers.
 
     Example:
         >>> of_the_first(["exp:5ms", "1=exp:20ms", "3=exp:40ms"], 2)
         ('exp:5ms', '1=exp:20ms')
     """
-    heads = [text.rpartition("=")[0].strip() for text in ordered]
+    workers = [text.rpartition("=")[0].strip() for text in texts]
     return tuple(
         text
-        for text, head in zip(ordered, heads, strict=True)
-        if not head.isdecimal() or int(head) < num_workers
+        for text, worker in zip(texts, workers, strict=True)
+        if not worker.isdecimal() or int(worker) < num_workers
     )
 
 
 def _delays(rows: Mapping[int, tuple[float, ...]], num_workers: int) -> tuple[Delay, ...]:
-    chosen = [rows[worker] for worker in sorted(rows)]
+    """The measured times as delays: each worker's own, or all times for each worker."""
+    samples_s = [rows[worker] for worker in sorted(rows)]
     if sorted(rows) != list(range(num_workers)):
-        chosen = [tuple(value for row in rows.values() for value in row)] * num_workers
-    return tuple(Delay(text="measured", terms=(Empirical(values_s=row),)) for row in chosen)
+        samples_s = [tuple(value_s for row in rows.values() for value_s in row)] * num_workers
+    return tuple(Delay(text="measured", terms=(Empirical(values_s=row),)) for row in samples_s)
 
 
 def read_profile(run_dir: Path) -> Profile:
-    """The profile that a run's trace holds.
+    """Read the profile of a run from its trace.
 
     Raises:
-        ConfigError: there is no trace, it is damaged or of another version, or tells too little.
+        ConfigError: there is no trace, it is damaged or of another version, or has too few steps.
     """
     records = read_trace(run_dir / FILE_NAME)
-    header = next((one for one in records if isinstance(one, Header)), None)
+    header = next((record for record in records if isinstance(record, Header)), None)
     if header is None:
         raise ConfigError(f"the trace in {run_dir} is empty: the run never started")
-    result = StepTimes(header)
+    times = StepTimes(header)
     for record in records:
         if isinstance(record, Resumed):
-            break  # its workers' delays go on from a checkpoint, which this file does not hold
-        result.hear(record)
-    if (num_steps := sum(map(len, result.work_s.values()))) < FEWEST_STEPS:
+            break  # its workers' delays continue from a checkpoint that is not in this file
+        times.add(record)
+    if (num_steps := sum(map(len, times.work_s.values()))) < FEWEST_STEPS:
         raise ConfigError(
             f"{run_dir} has {num_steps} timed steps, at least {FEWEST_STEPS} are needed for a "
-            "profile; take a longer run"
+            "profile; use a longer run"
         )
-    apply_s, cores = result.apply_s(), header.number("cores") or None
-    alone, workers = 1.0 / result.sharing(cores), sorted(result.work_s)
+    apply_s, cores = times.apply_s(), header.number("cores") or None
+    factor, workers = 1.0 / times.sharing(cores), sorted(times.work_s)
     return Profile(
         run_dir=run_dir,
         task=header.text("task"),
@@ -181,12 +190,12 @@ def read_profile(run_dir: Path) -> Profile:
         batch_size=header.number("batch_size"),
         num_parameters=header.number("num_parameters"),
         work_s={
-            worker: tuple(alone * step_s for step_s in result.work_s[worker]) for worker in workers
+            worker: tuple(factor * step_s for step_s in times.work_s[worker]) for worker in workers
         },
-        exchange_s={worker: result.exchange_s(worker, apply_s, alone) for worker in workers},
-        add_s=statistics.fmean(result.added_s or [0.0]),
+        exchange_s={worker: times.exchange_s(worker, apply_s, factor) for worker in workers},
+        add_s=statistics.fmean(times.add_s or [0.0]),
         apply_s=apply_s,
-        pause_s=result.pause_s(),
+        pause_s=times.pause_s(),
         delay=header.texts("delay"), slow=header.texts("slow"),
-        cores=cores, threads=result.threads, drift=drift_of(result.steps),
+        cores=cores, threads=times.threads, drift=drift_of(times.steps),
     )  # fmt: skip

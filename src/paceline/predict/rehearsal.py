@@ -2,8 +2,8 @@
 
     task + world -> work, conditions -> simulation/engine.py -> trace -> summary, model, curve
 
-The loss and the accuracy are true; only the seconds are virtual. It imports torch, which a
-simulation of time alone does not need. This module must not know terminals.
+Loss and accuracy are real; only the seconds are virtual. It imports torch, which a simulation of
+time alone does not need. This module must not know terminals.
 """
 
 import math
@@ -40,16 +40,16 @@ from .simulation import Watcher, World, describe, open_trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsed:
-    """What a run in virtual time left: what it learned, and what its timing was."""
+    """The result of a run in virtual time: its summary and its timing."""
 
     summary: Summary
     forecast: Forecast
     most_versions_kept: int
-    """Old versions that were in memory at the same time, because somebody held them."""
+    """The most old versions in memory at the same time, kept because a member still used them."""
 
 
 class Unwatched:
-    """Says nothing."""
+    """A watcher that reports nothing."""
 
     def progress(self, done: int) -> None:
         return None
@@ -59,7 +59,7 @@ class Unwatched:
 
 
 def refuse_target(spec: str, settings: RunSettings) -> None:
-    """Raise ConfigError where an accuracy is wanted that the task does not measure."""
+    """Raise ConfigError if a target accuracy is set and the task does not measure accuracy."""
     if settings.target_accuracy is not None:
         task = load_task(spec, settings.workers, settings.init)
         check_accuracy(task, "leave out --target-accuracy")
@@ -77,20 +77,24 @@ def rehearse(
 ) -> Rehearsed:
     """Train a task in virtual time.
 
-    Seven parameters: the last two are how it is computed, and no setting of a live run.
+    Seven parameters: the last two belong to the computation and are no settings of a live run.
 
     Args:
-        settings: of them, those that say what is trained: workers, protocol, batch sizes, lr,
-            epochs, updates, seconds (virtual), target_accuracy, dropped, nonfinite, init, seed.
-        run_dir: where the run's files go.
-        evaluations: an epoch. Those inside take no virtual time, and after one it takes what the
-            profile had between two. Of more than one, one is at the start.
-        is_batched: gradients at equal parameters in one go, within ``gradients.TOLERANCE``.
+        settings: used are workers, protocol, batch sizes, lr, epochs, updates, seconds (virtual),
+            target_accuracy, dropped, nonfinite, init, seed.
+        run_dir: folder for the run's files.
+        evaluations: number per epoch. Those inside an epoch take no virtual time; the one at its
+            end takes the pause of the profile. With more than one, one is at the start of the run.
+        is_batched: whether gradients at equal parameters are computed in one call, equal within
+            ``gradients.TOLERANCE``.
+
+    Returns:
+        The summary, the timing, and how many old versions were kept.
 
     Raises:
-        ConfigError: something asked for does not exist or cannot work.
+        ConfigError: a setting is invalid, or does not work in virtual time.
         WorkerError: a gradient is not finite.
-        Interrupted: the user ended it after at least one update; trace and summary are there.
+        Interrupted: the user ended it after at least one update; trace and summary are written.
     """
     start_s = time.perf_counter()
     protocol = protocol_of(settings)
@@ -113,8 +117,8 @@ def rehearse(
             protocol, ledger, conditions, work=work, trace=trace, hear_epoch=rehearsal.ended
         )
         work.on_scaled = lambda ticket, scale: trace.scaled(run.now_s, ticket, scale)
-        an_update = batch_size * protocol.num_steps
-        rehearsal.play(run, work.num_samples * protocol.num_pushes / an_update, evaluations)
+        update_samples = batch_size * protocol.num_steps
+        rehearsal.play(run, work.num_samples * protocol.num_pushes / update_samples, evaluations)
     work.load_newest()
     save_model(work.model, run_dir / "model.safetensors")
     return Rehearsed(
@@ -125,11 +129,11 @@ def rehearse(
 
 
 def _batch_size(settings: RunSettings, task: Task, protocol: SyncProtocol) -> int:
-    """Samples an update averages. ConfigError: a push would be computed batch by batch."""
+    """The samples of an update. ConfigError: a push would consist of several batches."""
     if (number := settings.accumulate or 1) > 1:
         raise ConfigError(
-            f"accumulate {number}: virtual time computes a push in one go; for the same updates "
-            f"give a --batch-size {number} times as large"
+            f"accumulate {number}: virtual time computes a push at once; for the same updates "
+            f"use a --batch-size {number} times as large"
         )
     if settings.mini_batch_size is not None:
         return settings.mini_batch_size * protocol.num_pushes
@@ -137,7 +141,7 @@ def _batch_size(settings: RunSettings, task: Task, protocol: SyncProtocol) -> in
 
 
 def _check_profile(like: Path, task: Task, work: TrainingWork, mini_batch_size: int) -> None:
-    """Whether the times were measured with this very model."""
+    """Raise ConfigError unless the times were measured with this model and mini-batch size."""
     num_parameters = sum(parameter.numel() for parameter in work.model.parameters())
     read_profile(like).check(task.name, num_parameters, mini_batch_size, "--like")
 
@@ -182,7 +186,7 @@ def _header(
 
 
 class _Rehearsal:
-    """What happens between two epochs: evaluation, and whether to go on."""
+    """Evaluates at the end of an epoch and inside it, and decides when the run ends."""
 
     def __init__(
         self,
@@ -199,13 +203,14 @@ class _Rehearsal:
         self._trace = trace
         self._evaluated_version = -1
         self._epoch_pushes, self._evaluations = math.inf, 1
-        self._begun_pushes, self._has_ended = 0, False  # when the epoch began; one just ended
+        self._start_pushes = 0  # pushes at the start of the epoch
+        self._has_ended = False  # whether an epoch has just ended
         self._num_evaluated = 0  # inside the epoch
 
     def play(self, run: SimulatedRun, epoch_pushes: float, evaluations: int) -> None:
-        """Make the whole run, with this many evaluations in an epoch of this many pushes."""
+        """Make the whole run, with ``evaluations`` in each epoch of ``epoch_pushes``."""
         if evaluations > 1:
-            self._evaluate(0, 0.0)  # nothing is learned yet: the curve begins here
+            self._evaluate(0, 0.0)  # the curve starts before the first update
         self._epoch_pushes, self._evaluations = epoch_pushes, evaluations
         try:
             counts = run.run(self._settings.updates, partial(self._progress, run))
@@ -222,9 +227,9 @@ class _Rehearsal:
     def _progress(self, run: SimulatedRun, done: int) -> None:
         self.watcher.progress(done)
         if self._has_ended:
-            self._begun_pushes, self._has_ended, self._num_evaluated = run.counts.pushes, False, 0
-        part = (run.counts.pushes - self._begun_pushes) / self._epoch_pushes
-        num_due = min(self._evaluations - 1, int(self._evaluations * part))  # the last: at its end
+            self._start_pushes, self._has_ended, self._num_evaluated = run.counts.pushes, False, 0
+        share = (run.counts.pushes - self._start_pushes) / self._epoch_pushes
+        num_due = min(self._evaluations - 1, int(self._evaluations * share))  # the last: at its end
         if num_due <= self._num_evaluated:
             return
         self._num_evaluated = num_due
@@ -237,7 +242,7 @@ class _Rehearsal:
         return metrics.get(accuracy_among(metrics) or "", 0.0)
 
     def _evaluate(self, epoch: int, at_s: float) -> dict[str, float]:
-        """The means of all metrics; empty where there is no test data."""
+        """Evaluate; return the means of all metrics, none if there is no test data."""
         totals = self._work.evaluate()
         metrics = {name: value / count for name, (value, count) in totals.items() if count}
         self._evaluated_version = self._work.store.version
@@ -247,7 +252,7 @@ class _Rehearsal:
         return metrics
 
     def ended(self, epoch: int, at_s: float) -> bool:
-        """An epoch ended; whether to go on."""
+        """Evaluate at the end of an epoch; return whether to go on."""
         self._has_ended = True
         metrics = self._evaluate(epoch, at_s)
         target, seconds = self._settings.target_accuracy, self._settings.seconds

@@ -1,7 +1,7 @@
-"""The steps of a recorded run, as its trace tells them: what each took, and of what.
+"""The times of the steps of a recorded run, read from its trace.
 
-    pushes     computing less the delay that was ordered: the work; the exchange beside it
-    epochs     from the end of one to the first work of the next
+    pushes     the work: computing minus the ordered delay; and the exchange beside it
+    epochs     the pause from the end of one to the first work of the next
 
 This module must not know what is predicted from them.
 """
@@ -30,139 +30,156 @@ from ..trace.records import (
 )
 
 _WARM_UP_STEPS = 2
-"""Left out of each member, while it fills caches and allocates."""
+"""Skipped for each member, while it fills caches and allocates."""
 FEWEST_STEPS = 10
-"""From which a mean is taken."""
+"""The fewest steps that a mean is taken of."""
 
 
 class _Granted(NamedTuple):
-    """Work: of how many mini-batches, with a version just made, in answer to one's own push."""
+    """A grant to a member.
+
+    Attributes:
+        at_s: when it was granted.
+        num_leases: mini-batches of it.
+        is_updated: whether it came with a version just made.
+        is_answer: whether it answered the member's own push.
+    """
 
     at_s: float
     num_leases: int
     is_updated: bool
-    is_at_once: bool
+    is_answer: bool
 
 
 class StepTimes:
-    """The steps of a trace, one after the other; by worker, each exchange with `is_updated`."""
+    """Collects the times of steps from the records of a trace, in their order.
+
+    Attributes:
+        work_s: by worker, the seconds of computing each mini-batch.
+        exchanges: by worker, whether each exchange began with a new version, and its seconds.
+        add_s: the seconds of adding each push.
+        steps: worker, time and ``work_s`` of each step.
+    """
 
     def __init__(self, header: Header) -> None:
         self.work_s: defaultdict[int, list[float]] = defaultdict(list)
-        self.beside_s: defaultdict[int, list[tuple[bool, float]]] = defaultdict(list)
-        self.added_s: list[float] = []
+        self.exchanges: defaultdict[int, list[tuple[bool, float]]] = defaultdict(list)
+        self.add_s: list[float] = []
         self.steps: list[tuple[int, float, float]] = []
         self._ordered = _OrderedDelays(header)
         is_local = header.text("engine") == "local"
         self._has_grants = is_local and header.text("path") == "store"
         self._is_on_cores = is_local and header.text("device", "cpu") == "cpu"
         self.threads = max(1, header.number("threads", 1)) if self._is_on_cores else 1
-        """Of each worker: where it computes on cores of this machine, its step takes so many."""
+        """Threads of each worker: the cores that its step takes on this machine."""
         self._worker_of: dict[int, int] = {}
         self._granted: dict[tuple[int, int], _Granted] = {}
         self._num_granted: defaultdict[int, int] = defaultdict(int)
         self._num_pushed: defaultdict[int, int] = defaultdict(int)
         self._is_updated = False
-        self._last = -1  # the last to push
-        self._spans: list[tuple[float, float]] = []  # from when to when somebody was at work
-        self._busy_s = 0.0  # what they wanted of a core in them
-        self._ended_s: float | None = None  # when an epoch ended, until something starts
+        self._last_pusher = -1
+        self._spans: list[tuple[float, float]] = []  # start and end of each step
+        self._busy_s = 0.0  # seconds of a core that the steps in them needed
+        self._epoch_end_s: float | None = None  # of the last epoch, until the next work
         self._pauses_s: list[float] = []
-        self._pushed_s = 0.0  # when somebody pushed last
+        self._last_push_s = 0.0
         self._evaluation_s = 0.0
 
-    def hear(self, record: Record) -> None:
-        """The next line."""
+    def add(self, record: Record) -> None:
+        """Add the next record of the trace."""
         match record:
             case Heard(fact=Joined(member, _), worker=int(worker)):
                 self._worker_of[member] = worker
             case Handed():
-                self._is_updated, self._pushed_s = False, record.fact.at_s
-                self._last = record.fact.ticket.member
-                self._pushed(record)
+                self._is_updated, self._last_push_s = False, record.fact.at_s
+                self._last_pusher = record.fact.ticket.member
+                self._add_push(record)
             case Ordered(order=Apply()):
                 self._is_updated = True
             case Ordered(order=EpochEnd()):
-                self._ended_s = record.t_s
+                self._epoch_end_s = record.t_s
             case Evaluated():
-                self._evaluation_s = record.t_s - (self._ended_s or self._pushed_s)
+                self._evaluation_s = record.t_s - (self._epoch_end_s or self._last_push_s)
             case Ordered(order=Grant(ticket=ticket, leases=leases)):
-                if self._ended_s is not None:
-                    self._pauses_s.append(record.t_s - self._ended_s)
-                    self._ended_s = None
+                if self._epoch_end_s is not None:
+                    self._pauses_s.append(record.t_s - self._epoch_end_s)
+                    self._epoch_end_s = None
                 self._num_granted[ticket.member] += 1
                 self._granted[ticket[:2]] = _Granted(
-                    record.t_s, len(leases), self._is_updated, self._last == ticket.member
+                    record.t_s, len(leases), self._is_updated, self._last_pusher == ticket.member
                 )
             case SupersededRecord() if not self._ordered.is_delayed:
                 member = record.ticket.member
                 factor = self._ordered.slow.get(self._worker_of.get(member, member), 1.0)
-                self._worked(record.t_s, record.wasted_s, record.wasted_s / factor)
+                self._add_span(record.t_s, record.wasted_s, record.wasted_s / factor)
 
-    def _pushed(self, record: Handed) -> None:
+    def _add_push(self, record: Handed) -> None:
         ticket = record.fact.ticket
         member, at_s, compute_s = ticket.member, record.fact.at_s, record.compute_s
         worker = self._worker_of.get(member, member)
         if self._num_granted and ticket.serial >= self._num_granted[member]:
             raise contradiction(
-                f"member {member} pushes ticket {ticket.serial}, and was given "
-                f"{self._num_granted[member]}"
+                f"member {member} pushes ticket {ticket.serial} after "
+                f"{self._num_granted[member]} grants"
             )
         granted = self._granted.pop(ticket[:2], None)
         num_steps = (granted and granted.num_leases) or self._ordered.num_steps
-        work_s = max(0.0, self._ordered.rest_s(worker, ticket, compute_s, num_steps))
-        beside_s, is_updated = record.push_s, False
+        work_s = max(0.0, self._ordered.work_s(worker, ticket, compute_s, num_steps))
+        exchange_s, is_updated = record.push_s, False
         if self._has_grants and granted is not None:
-            beside_s, is_updated = at_s - granted.at_s - compute_s, granted.is_updated
-            if granted.is_at_once:  # else it added while it waited
-                beside_s -= record.add_s
-        beside_s = max(0.0, beside_s)
-        self._worked(at_s, compute_s + beside_s, work_s * num_steps + beside_s)
+            exchange_s, is_updated = at_s - granted.at_s - compute_s, granted.is_updated
+            if granted.is_answer:  # otherwise it added while it waited for the grant
+                exchange_s -= record.add_s
+        exchange_s = max(0.0, exchange_s)
+        self._add_span(at_s, compute_s + exchange_s, work_s * num_steps + exchange_s)
         self._num_pushed[member] += 1
         if self._num_pushed[member] <= _WARM_UP_STEPS or compute_s <= 0.0:
             return
         if record.add_s:
-            self.added_s.append(record.add_s)
+            self.add_s.append(record.add_s)
         self.work_s[worker].append(work_s)
         self.steps.append((worker, at_s, work_s))
-        self.beside_s[worker].append((is_updated, beside_s))
+        self.exchanges[worker].append((is_updated, exchange_s))
 
-    def _worked(self, until_s: float, lasted_s: float, busy_s: float) -> None:
-        """A step ended then; of the time that it lasted it wanted a core for so long."""
-        self._spans.append((until_s - lasted_s, until_s))
+    def _add_span(self, end_s: float, lasted_s: float, busy_s: float) -> None:
+        """Add a step that needed a core for ``busy_s`` of the time it lasted."""
+        self._spans.append((end_s - lasted_s, end_s))
         self._busy_s += busy_s
 
     def sharing(self, cores: int | None) -> float:
-        """How many times longer steps took because more computed at a time than ``cores`` carry."""
+        """How many times longer steps took because more workers computed than ``cores`` carry."""
         if cores is None or not self._is_on_cores:
             return 1.0
-        covered_s, reached_s = 0.0, -math.inf
-        for from_s, until_s in sorted(self._spans):
-            covered_s += max(0.0, until_s - max(from_s, reached_s))
-            reached_s = max(reached_s, until_s)
-        at_once = places(cores, self.threads)
-        return max(1.0, self._busy_s / covered_s / at_once) if covered_s else 1.0
+        covered_s, latest_s = 0.0, -math.inf
+        for start_s, end_s in sorted(self._spans):
+            covered_s += max(0.0, end_s - max(start_s, latest_s))
+            latest_s = max(latest_s, end_s)
+        num_at_once = places(cores, self.threads)
+        return max(1.0, self._busy_s / covered_s / num_at_once) if covered_s else 1.0
 
     def pause_s(self) -> float:
-        """From the end of an epoch to the next one, in the mean."""
+        """The mean seconds from the end of an epoch to the next one."""
         return statistics.fmean(self._pauses_s or [self._evaluation_s])
 
     def apply_s(self) -> float:
-        """What exchanges take longer that began with a new version."""
-        both = [one for row in self.beside_s.values() for one in row]
-        new, old = ([s for is_new, s in both if is_new is wanted] for wanted in (True, False))
-        if min(len(new), len(old)) < FEWEST_STEPS:
+        """The extra seconds of exchanges that began with a new version; 0.0: too few of a kind."""
+        exchanges = [exchange for row in self.exchanges.values() for exchange in row]
+        with_update_s = [seconds for is_updated, seconds in exchanges if is_updated]
+        without_s = [seconds for is_updated, seconds in exchanges if not is_updated]
+        if min(len(with_update_s), len(without_s)) < FEWEST_STEPS:
             return 0.0
-        return max(0.0, statistics.fmean(new) - statistics.fmean(old))
+        return max(0.0, statistics.fmean(with_update_s) - statistics.fmean(without_s))
 
-    def exchange_s(self, worker: int, apply_s: float, alone: float) -> tuple[float, ...]:
-        """A worker's exchanges, without the writing of new versions."""
-        row = self.beside_s[worker]
-        return tuple(alone * max(0.0, s - apply_s * is_updated) for is_updated, s in row)
+    def exchange_s(self, worker: int, apply_s: float, factor: float) -> tuple[float, ...]:
+        """The seconds of a worker's exchanges, times ``factor``, without writing new versions."""
+        return tuple(
+            factor * max(0.0, seconds - apply_s * is_updated)
+            for is_updated, seconds in self.exchanges[worker]
+        )
 
 
 class _OrderedDelays:
-    """The delays that a run was given: they are known, so that the rest can be told."""
+    """The delays in the settings of a run: they can be repeated and subtracted."""
 
     def __init__(self, header: Header) -> None:
         workers = header.number("workers", 1)
@@ -170,26 +187,27 @@ class _OrderedDelays:
         self.slow, phases = parse_slowness(header.texts("slow"), workers)
         if phases:
             raise ConfigError(
-                "a run whose workers are slow in phases is no profile: what it measured cannot be "
-                "told from the phases; take one without --slow and name it for what is predicted"
+                "a run whose workers are slow in phases cannot be a profile: its times do not "
+                "separate from the phases; profile a run without --slow, and give --slow to the "
+                "prediction"
             )
         self.num_steps = parse(header.text("protocol"), workers).num_steps
         self._seed = header.number("seed")
         self.is_delayed = any(delay is not None and delay.mean_s for delay in self._delays)
-        self._draws: dict[int, tuple[random.Random, int]] = {}  # of a member, and the next ticket
+        self._draws: dict[int, tuple[random.Random, int]] = {}  # by member: generator, next ticket
 
-    def rest_s(self, worker: int, ticket: Ticket, compute_s: float, num_steps: int) -> float:
-        """Of the seconds of a ticket's computing, those that nobody ordered, a mini-batch."""
+    def work_s(self, worker: int, ticket: Ticket, compute_s: float, num_steps: int) -> float:
+        """The seconds that a mini-batch of a ticket computed, without the ordered delay."""
         if not 0 <= worker < len(self._delays):
-            raise contradiction(f"worker {worker} pushes in a run of {len(self._delays)}")
+            raise contradiction(f"worker {worker} pushes in a run of {len(self._delays)} workers")
         factor, delay = self.slow.get(worker, 1.0), self._delays[worker]
         if delay is None:
             return compute_s / factor / num_steps
-        # A new life at a seat begins with the seat's first draw, as its process does.
+        # A new member of a worker starts with the worker's first draw, as its process does.
         if ticket.member not in self._draws:
             self._draws[ticket.member] = (random.Random(f"{self._seed}/{worker}"), 0)
         rng, next_serial = self._draws[ticket.member]
-        for _ in range((ticket.serial - next_serial) * self.num_steps):  # work called off
+        for _ in range((ticket.serial - next_serial) * self.num_steps):  # cancelled work
             delay.sample(rng)
         self._draws[ticket.member] = (rng, ticket.serial + 1)
         ordered_s = sum(delay.sample(rng) for _ in range(num_steps))

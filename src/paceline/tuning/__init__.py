@@ -1,10 +1,10 @@
-"""What ``--fast auto`` tries, and how it is measured.
+"""The candidates of ``--fast auto``, and their measurement.
 
-    candidate               the contract, and what a candidate is tried on
-    candidates              all of them, and their order
-    allocator               what one of them does: the process's heap
-    trial, pairs            measured in turn on copies of the user's objects
-    fast, remembered        what comes of the flags, and what is kept for this model and machine
+    candidate               the contract, and the subject of a trial
+    candidates              all of them, in their order
+    allocator               the heap setting of one of them
+    trial, pairs            measurements in pairs on copies of the user's objects
+    fast, remembered        the effect of the flags, and the outcome for this model and machine
 
 It must not know runs of several workers.
 """

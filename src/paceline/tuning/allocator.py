@@ -1,14 +1,14 @@
-"""What a process keeps of the memory that it frees: all of it, for the next step, or nothing.
+"""Lets a process keep the memory that it frees, for the next step.
 
-The C library maps a tensor of more than 32 MB when it is made and unmaps it when it is freed, and
-gives back what lies free at the end of its heap. The next step asks for the same memory again, and
-the kernel fills page after page with zeros: of ResNet-18 with 256 images on a CPU, 600,000 pages a
-step, a third of its time (results/fast.md). Kept, they are asked for once; the process then stays
-as large as its largest step. It is a setting of the whole process, and is left alone where the user
-made it; a process that an engine begins for a worker has it unless it is told otherwise.
+The C library maps a tensor of more than 32 MB when it is allocated, unmaps it when it is freed, and
+returns free memory at the end of its heap. The next step asks for the same memory again, and the
+kernel fills every page with zeros: for ResNet-18 with 256 images on a CPU 600,000 pages a step, a
+third of its time (results/fast.md). Kept memory is asked for once; the process then stays as large
+as its largest step. The setting belongs to the whole process and is left alone if the user made it.
+A process that an engine starts for a worker keeps memory unless the settings say otherwise.
 
-Source: mallopt(3), M_MMAP_MAX and M_TRIM_THRESHOLD; PyTorch's Performance Tuning Guide, which has a
-library preloaded for it.
+Source: mallopt(3), M_MMAP_MAX and M_TRIM_THRESHOLD; PyTorch's Performance Tuning Guide, which
+preloads a library for the same purpose.
 """
 
 import ctypes
@@ -24,39 +24,39 @@ from ..errors import ConfigError
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _USUAL_MAPS = 65536
 _LARGEST_IN_HEAP = 32 << 20
-"""Bytes: up to here the C library's own threshold grows, and that of the heap's end to twice it."""
+"""Bytes: the limit of the C library's own mmap threshold; of its trim threshold, twice that."""
 
 
 class _Heap:
-    """That of this process."""
+    """The heap setting of this process."""
 
     is_kept = False
     is_set = False
 
 
 def is_kept() -> bool:
-    """Whether freed memory stays."""
+    """Whether this process keeps freed memory."""
     return _Heap.is_kept
 
 
 def restore(is_kept: bool) -> None:
-    """Once more as it was; where `keep` was never called nothing is touched.
+    """Restore an earlier setting; does nothing if `keep` was never called.
 
-    Where it was, and memory does not stay, the thresholds are fixed where the C library's own end.
+    If memory is no longer kept, the thresholds are fixed at the limits of the C library's own.
     """
     if _Heap.is_set:
         keep(is_kept)
 
 
 def keep(is_kept: bool) -> None:
-    """Let freed memory stay from now on, or no longer.
+    """Keep freed memory from now on, or stop keeping it.
 
     Raises:
         ConfigError: the C library has no such setting.
     """
     library = _library()
     if library is None:
-        raise ConfigError("--keep-memory always needs glibc, which is not here; leave it out")
+        raise ConfigError("--keep-memory always needs glibc, which this system lacks; leave it out")
     if is_kept:
         library.mallopt(_MMAP_MAX, 0)
         library.mallopt(_TRIM_THRESHOLD, -1)
@@ -74,7 +74,7 @@ def is_there() -> bool:
 
 
 def _library() -> ctypes.CDLL | None:
-    """The C library, where it is glibc."""
+    """The C library if it is glibc, else None."""
     if not sys.platform.startswith("linux"):
         return None
     library = ctypes.CDLL(None)
@@ -95,7 +95,7 @@ def is_tuned() -> bool:
 
 @contextmanager
 def as_in_workers() -> Iterator[None]:
-    """Keep freed memory meanwhile, as processes started by an engine do."""
+    """Keep freed memory in the block, as processes started by an engine do."""
     with kept_process():
         if may_keep():
             keep(True)

@@ -1,12 +1,12 @@
-"""What may make a step faster: the contract of a candidate, and what it is tried on.
+"""The contract of a candidate, which may make a step faster, and the subject of a trial.
 
     subject: a batch, and feed(speed) -> endless batches, as the user's loader makes them
     options(subject, speed) -> values worth trying here, none where it cannot help
-    apply(objects, value)   -> put into effect on a model and its optimizer
+    apply(objects, value)   -> changes a model and its optimizer
 
-A candidate is tried on copies of the user's objects (``trial.py``) and then, if it is worth it,
-put into effect on the objects themselves before they become part of a run, so the store lays out
-what is there then, strides included. This module must not know which candidates there are.
+A candidate is tried on copies of the user's objects (``trial.py``). If it is kept, it is applied to
+the objects themselves before they join a run, so the store takes over the strides that it made.
+This module must not know which candidates there are.
 """
 
 import abc
@@ -23,16 +23,16 @@ from ..data.feed import apply, fetch, plain_batches
 from ..speed import Speed, Value
 
 Forward = Callable[[nn.Module, Any], Tensor]
-"""(model, batch) -> loss, one forward pass as the training loop makes it."""
+"""(model, batch) -> loss: one forward pass of the training loop."""
 
 
 class LossForward:
-    """A forward pass whose loss stands apart from the model: ``loss(model(inputs), targets)``.
+    """A forward pass with a loss outside the model: ``loss(model(inputs), targets)``.
 
     Attributes:
         loss: (outputs, targets) -> the mean over the batch.
-        trained: takes the place of both, (inputs, targets) -> loss, in a model that several workers
-            compute; None: nothing does.
+        trained: (inputs, targets) -> loss: replaces both in training if several workers compute
+            the model together; otherwise None.
     """
 
     def __init__(self, loss: Callable[[Any, Tensor], Tensor]) -> None:
@@ -48,10 +48,10 @@ class LossForward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objects:
-    """What a candidate changes.
+    """The objects that a candidate changes.
 
     Attributes:
-        sizes: numbers of samples that mini-batches have, but for an epoch's last ones.
+        sizes: the usual numbers of samples in a mini-batch; an epoch's last may have fewer.
     """
 
     model: nn.Module
@@ -61,22 +61,22 @@ class Objects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSubject:
-    """What candidates are tried on: never changed, only copied.
+    """The objects, batch and limits of a trial: never changed, only copied.
 
     Attributes:
         batch: one mini-batch on the device.
-        num_samples: of it.
-        feed: endless mini-batches on the device, loaded as a speed says; None where batches come
-            from elsewhere.
-        loader_workers: processes that the user's loader has.
-        num_cores: that this run may use, and ``num_workers`` that share them.
+        num_samples: samples in ``batch``.
+        feed: (speed) -> endless mini-batches on the device; None if the loader is not measured.
+        num_cores: cores that this run may use.
+        num_workers: workers that share them.
         steps_itself: whether the user's optimizer object makes the updates (one worker under
             plain ``python``, local-sgd); the store has its own kernels.
         may_change_numbers: whether precision may be tried (``--precision auto``).
-        may_load_elsewhere: whether a batch is the same in whichever process it is loaded: its
-            random numbers are its own, as they are not under plain ``python``, and the user's
-            loader has processes already, or the loop is a task's. A loop of the user's may change
-            its data set as it goes, and what is opened there need not outlive a fork.
+        loader_workers: processes of the user's loader.
+        may_load_elsewhere: whether a batch is the same in whichever process it is loaded. That
+            takes random numbers that belong to the batch, unlike under plain ``python``, and a
+            loader that already has processes, or a task's loop: the user's own loop may change its
+            data set on the way, and files it has open may not survive a fork.
     """
 
     objects: Objects
@@ -97,56 +97,74 @@ class TrialSubject:
         return self.device.type == "cpu"
 
 
+def cut_batch(subject: TrialSubject, num_samples: int) -> TrialSubject:
+    """The subject with the first ``num_samples`` of its batch; a shorter one has no feed."""
+    whole_size = subject.num_samples
+
+    def cut(tensor: Tensor) -> Tensor:
+        return tensor[:num_samples] if tensor.ndim and len(tensor) == whole_size else tensor
+
+    sizes = subject.objects.sizes | {num_samples}
+    return replace(
+        subject,
+        batch=apply(cut, subject.batch),
+        num_samples=num_samples,
+        feed=subject.feed if num_samples == whole_size else None,
+        objects=replace(subject.objects, sizes=frozenset(sizes)),
+    )
+
+
 class Candidate(abc.ABC):
     """One way to be faster; ``name`` is its field of ``Speed``."""
 
     name: str
     needs_feed = False
-    """Whether it is seen only with batches from the loader, not on one cached batch."""
+    """Whether its gain shows only with batches from the loader, not on one cached batch."""
     needs_whole_batch = False
-    """Whether what it gains depends on how large the batch is."""
+    """Whether its gain depends on the batch size."""
     keeps_bits = False
     """Whether plain code in one process computes the same bits; else ``replay`` refuses the run."""
     is_repeatable = False
-    """Whether a run that chose it, and one that did not, come to the same bits."""
+    """Whether runs with and without it compute the same bits."""
 
     @abc.abstractmethod
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
-        """Values worth trying beside the one in ``speed``; each may raise when it is applied."""
+        """The values worth trying besides the one in ``speed``; applying one may raise."""
 
     def apply(self, objects: Objects, value: Value) -> None:  # noqa: B027  some have nothing to do
-        """Put ``value`` into effect; the default of ``Speed`` changes nothing, nor does this one:
-        the loader, or the forward pass, reads the choice.
+        """Apply ``value``; the default of ``Speed`` changes nothing.
+
+        The default implementation does nothing: the loader or the forward pass reads the choice.
 
         Raises:
-            ConfigError: it cannot be had here; says why and what to do.
+            ConfigError: it is not available here; the message says why and what to do.
         """
 
     @abc.abstractmethod
     def words(self, value: Value) -> str:
-        """The option for people: ``compile default``."""
+        """The option as text: ``compile reduce-overhead``."""
 
 
 class Feed:
-    """Endless batches of the user's data set, as the loader makes them."""
+    """Endless batches of the user's data set, made as the user's loader makes them."""
 
     def __init__(self, loader: DataLoader[Any], size: int, device: torch.device) -> None:
         num_samples = len(loader.dataset)  # type: ignore[arg-type]  # map-style
         self._loader, self._size, self._device = loader, min(size, num_samples), device
 
     def __call__(self, speed: Speed) -> Iterator[Any]:
-        user = self._loader
-        workers = user.num_workers if speed.loader_workers < 0 else speed.loader_workers
+        original = self._loader
+        num_workers = original.num_workers if speed.loader_workers < 0 else speed.loader_workers
         loader: DataLoader[Any] = DataLoader(
-            user.dataset, batch_size=self._size, sampler=RandomSampler(user.dataset),  # type: ignore[arg-type]  # map-style
-            num_workers=workers, collate_fn=user.collate_fn, drop_last=True,
-            pin_memory=user.pin_memory and torch.accelerator.is_available(),
-            worker_init_fn=user.worker_init_fn,
-            multiprocessing_context=user.multiprocessing_context if workers else None,
+            original.dataset, batch_size=self._size, sampler=RandomSampler(original.dataset),  # type: ignore[arg-type]  # map-style
+            num_workers=num_workers, collate_fn=original.collate_fn, drop_last=True,
+            pin_memory=original.pin_memory and torch.accelerator.is_available(),
+            worker_init_fn=original.worker_init_fn,
+            multiprocessing_context=original.multiprocessing_context if num_workers else None,
         )  # fmt: skip
-        as_it_is = replace(speed, loader_workers=-1)  # this loader has them
+        loader_speed = replace(speed, loader_workers=-1)  # `loader` has its processes already
         while True:
-            yield from plain_batches(loader, self._device, as_it_is)
+            yield from plain_batches(loader, self._device, loader_speed)
 
 
 def host_batch(loader: DataLoader[Any], size: int) -> Any:
@@ -157,13 +175,13 @@ def host_batch(loader: DataLoader[Any], size: int) -> Any:
 
 
 def num_samples_of(batch: Any, size: int) -> int:
-    """Samples of a batch: what most of its tensors have as their first dimension."""
-    found: list[int] = []
+    """The most frequent first dimension of a batch's tensors, in a tie the first; else ``size``."""
+    lengths: list[int] = []
 
-    def note(tensor: Tensor) -> Tensor:
+    def add_length(tensor: Tensor) -> Tensor:
         if tensor.ndim:
-            found.append(len(tensor))
+            lengths.append(len(tensor))
         return tensor
 
-    apply(note, batch)
-    return max(set(found), key=found.count) if found else size
+    apply(add_length, batch)
+    return max(lengths, key=lengths.count, default=size)

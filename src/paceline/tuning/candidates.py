@@ -1,7 +1,7 @@
 """The candidates, and the table of them in the order in which they are tried.
 
-    threads           how many a worker computes with
-    memory            what is freed stays with the process, for the next step       allocator.py
+    threads           CPU threads of a worker
+    memory            freed memory stays with the process, for the next step        allocator.py
     optimizer         one pass over each parameter, or over all at once
     precision         forward passes in 16 bits, only where the user lets numbers change
     channels last     weights of convolutions with their channels last in memory
@@ -9,8 +9,8 @@
     loader workers    processes that load batches ahead of the step
     ahead             the next batch is copied to the device while this one is computed
 
-What changes how memory lies or how many compute comes before what is compiled for it. This module
-must not know how anything is measured.
+Candidates that change the memory layout or the number of threads come before compilation, which
+depends on both. This module must not know how anything is measured.
 """
 
 import importlib.util
@@ -35,21 +35,20 @@ _COMPILERS = ("g++", "clang++", "c++")
 
 
 class Threads(Candidate):
-    """More threads than cores wait for each other, and small operations cost more to share than to
-    do; so fewer are tried, and all cores where torch was started with fewer.
+    """Tries fewer threads, or all cores if torch was started with fewer. More threads than cores
+    wait for each other, and sharing out a small operation costs more than computing it.
     """
 
     name = "threads"
-    keeps_bits = True  # the trace has their number, and a replay takes as many
+    keeps_bits = True  # the trace records the number, and a replay uses as many
 
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
         if not subject.is_on_cpu:
             return ()
-        now = torch.get_num_threads()
-        fair = max(1, subject.num_cores // subject.num_workers)
-        return [
-            count for count in dict.fromkeys((fair, fair // 2, 1)) if count >= 1 and count != now
-        ]
+        current = torch.get_num_threads()
+        share = max(1, subject.num_cores // subject.num_workers)
+        counts = dict.fromkeys((share, share // 2, 1))
+        return [count for count in counts if count >= 1 and count != current]
 
     def apply(self, objects: Objects, value: Value) -> None:
         if value:
@@ -60,7 +59,7 @@ class Threads(Candidate):
 
 
 class KeptMemory(Candidate):
-    """A setting of the whole process, which is left alone where the user made it."""
+    """Keep freed memory: a setting of the whole process, left alone if the user made it."""
 
     name = "keep_memory"
     needs_whole_batch = True
@@ -79,16 +78,16 @@ class KeptMemory(Candidate):
 
 
 class OptimizerKernel(Candidate):
-    """``fused`` makes the whole update of a parameter in one pass over its memory, ``foreach`` each
-    operation for all parameters together; the numbers are the same up to rounding. The store has
-    kernels of its own, so this matters where the user's optimizer steps itself.
+    """``fused`` updates a parameter in one pass over its memory; ``foreach`` makes each operation
+    for all parameters together. Results are equal up to rounding. The store has its own kernels, so
+    this matters only where the user's optimizer object makes the updates.
 
     Source: PyTorch documentation, torch.optim, "Algorithms": foreach and fused implementations.
     """
 
     name = "optimizer"
     fused = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
-    """Exact classes that have a fused kernel on the CPU and on CUDA."""
+    """The exact classes with a fused kernel on both CPU and CUDA."""
 
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
         optimizer = subject.objects.optimizer
@@ -105,7 +104,7 @@ class OptimizerKernel(Candidate):
         if value == "fused" and type(optimizer) not in self.fused:
             raise ConfigError(
                 f"{type(optimizer).__name__} has no fused kernel; leave --fused-optimizer out, or "
-                f"use {', '.join(one.__name__ for one in self.fused)}"
+                f"use {', '.join(kind.__name__ for kind in self.fused)}"
             )
         for group in (*optimizer.param_groups, optimizer.defaults):
             group["fused"], group["foreach"] = value == "fused", value == "foreach"
@@ -118,7 +117,7 @@ class OptimizerKernel(Candidate):
 
 class AutocastPrecision(Candidate):
     """bf16 has the range of fp32 with 8 bits of precision; fp16 has 11 bits and a small range, so
-    its losses are scaled. Without units that compute in them both are slower.
+    its losses are scaled. Both are slower on a device without units for them.
 
     Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018.
     """
@@ -128,7 +127,7 @@ class AutocastPrecision(Candidate):
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
         if not subject.may_change_numbers:
             return ()
-        # fp16 on a CPU is emulated by most kernels; bf16 is the same speed where both are there.
+        # Most CPU kernels emulate fp16; where both are native, bf16 is as fast.
         return ("bf16",) if subject.is_on_cpu else ("bf16", "fp16")
 
     def words(self, value: Value) -> str:
@@ -136,17 +135,17 @@ class AutocastPrecision(Candidate):
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """The context of a forward pass in ``precision``; fp32 is none at all."""
+    """The autocast context of a forward pass in ``precision``; disabled for fp32."""
     if precision == "fp32":
         return torch.autocast(device.type, enabled=False)
     return torch.autocast(device.type, dtype=DTYPES[precision])
 
 
 class ChannelsLast(Candidate):
-    """Kernels of cuDNN and oneDNN take images as (N, H, W, C); in that order they need no
-    reordering. It has been measured at +48 %, at nothing and, with grouped convolutions, at a
-    fraction of the speed, so only a trial can tell. Shapes stay, strides change, and the store lays
-    parameters out with the strides that they have.
+    """cuDNN and oneDNN kernels take images as (N, H, W, C), so this order saves them a reordering.
+    Measured gains range from +48 % through nothing to, with grouped convolutions, a fraction of the
+    speed, so only a trial can tell. Shapes stay, strides change, and the store keeps the strides
+    that parameters have.
 
     Source: PyTorch tutorials, "Channels Last Memory Format in PyTorch".
     """
@@ -154,15 +153,15 @@ class ChannelsLast(Candidate):
     name = "channels_last"
 
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
-        named = subject.objects.model.named_parameters()
-        with_planes = [(name, one) for name, one in named if one.ndim == 4]
-        if speed.channels_last or in_one_memory(with_planes):  # it would move them apart
+        parameters = subject.objects.model.named_parameters()
+        filters = [(name, tensor) for name, tensor in parameters if tensor.ndim == 4]
+        if speed.channels_last or in_one_memory(filters):  # it would separate tied ones
             return ()
-        return (True,) if any(one.shape[2:] != (1, 1) for _, one in with_planes) else ()
+        return (True,) if any(tensor.shape[2:] != (1, 1) for _, tensor in filters) else ()
 
     def apply(self, objects: Objects, value: Value) -> None:
         if value:
-            objects.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch says so
+            objects.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing overload in torch
             order_as_parameters(objects.optimizer)
 
     def words(self, value: Value) -> str:
@@ -176,10 +175,10 @@ class Compilation(Candidate):
               |
               `------- anything else (evaluation, an epoch's last batch) --> eager
 
-    An epoch's last batch and an evaluation have shapes of their own; to compile for each of them
-    would cost more than it brings, and a graph for all shapes is slower for the usual one. The
-    model object stays the user's: names in ``state_dict``, ``isinstance`` and ``copy.deepcopy``
-    (which leaves the compiled code behind) are as before.
+    An epoch's last batch and an evaluation have other shapes. Compiling for each of them costs more
+    than it saves, and a graph for all shapes is slower for the usual one. The model object stays
+    the user's: names in ``state_dict``, ``isinstance`` and ``copy.deepcopy`` (which does not copy
+    the compiled code) work as before.
 
     Source: Ansel et al., "PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode
     Transformation and Graph Compilation", ASPLOS 2024.
@@ -190,7 +189,7 @@ class Compilation(Candidate):
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
         if is_compiled(subject.objects.model) or not may_compile(subject.device):
             return ()
-        # The others tune kernels for minutes; they are there by hand.
+        # The other modes tune kernels for minutes; the user can choose them by hand.
         return ("default",) if subject.is_on_cpu else ("default", "reduce-overhead")
 
     def apply(self, objects: Objects, value: Value) -> None:
@@ -202,42 +201,40 @@ class Compilation(Candidate):
 
 
 def may_compile(device: torch.device) -> bool:
-    """Whether there is what generated code is compiled with: g++ for a CPU, Triton for a GPU."""
+    """Whether the compiler for generated code is installed: g++ for a CPU, Triton for a GPU."""
     if device.type == "cpu":
-        return "CXX" in os.environ or any(shutil.which(one) for one in _COMPILERS)
+        return "CXX" in os.environ or any(shutil.which(name) for name in _COMPILERS)
     return importlib.util.find_spec("triton") is not None
 
 
 def compile_model(model: nn.Module, mode: str, sizes: frozenset[int]) -> None:
-    """From now on training calls with ``sizes`` samples run compiled code.
+    """Make training calls of the model with ``sizes`` samples run compiled code.
 
     Raises:
-        ConfigError: it is compiled already, or there is nothing to compile with.
+        ConfigError: the model is already compiled, or the compiler is not installed.
     """
     device = next(model.parameters()).device
     if is_compiled(model):
-        raise ConfigError("the model is compiled already; leave --compile out")
+        raise ConfigError("the model is already compiled; leave --compile out")
     if not may_compile(device):
-        needed = "a C++ compiler (g++)" if device.type == "cpu" else "Triton"
-        raise ConfigError(f"--compile {mode} needs {needed}, and there is none here; install it")
+        compiler = "a C++ compiler (g++)" if device.type == "cpu" else "Triton"
+        raise ConfigError(f"--compile {mode} needs {compiler}; none was found, so install it")
     import torch._inductor.config as inductor
 
-    if (
-        torch.get_num_threads() == 1
-    ):  # the other cores belong to other workers, which compile as well
+    if torch.get_num_threads() == 1:  # the other cores belong to workers that compile as well
         inductor.compile_threads = 1
     eager: Callable[..., Any] = model._call_impl
 
     def run(*arguments: Any, **options: Any) -> Any:
-        # A frame of ours: torch leaves frames of its own alone, so a model that is nothing but
-        # an nn.Sequential would silently stay as it is (torch 2.13, model.compile()).
+        # torch does not compile its own frames, so without this one a plain nn.Sequential would
+        # silently stay eager (torch 2.13, model.compile()).
         return eager(*arguments, **options)
 
     compiled: Callable[..., Any] = torch.compile(run, mode=mode, dynamic=False)
 
     def call(*arguments: Any, **options: Any) -> Any:
-        is_usual = model.training and torch.is_grad_enabled()
-        if is_usual and _num_samples(arguments, options) in sizes:
+        is_training = model.training and torch.is_grad_enabled()
+        if is_training and _num_samples(arguments, options) in sizes:
             return compiled(*arguments, **options)
         return eager(*arguments, **options)
 
@@ -245,18 +242,19 @@ def compile_model(model: nn.Module, mode: str, sizes: frozenset[int]) -> None:
 
 
 def _num_samples(arguments: tuple[Any, ...], options: dict[str, Any]) -> int:
-    for one in (*arguments, *options.values()):
-        if isinstance(one, Tensor) and one.ndim:
-            return len(one)
-    held = torch.utils._pytree.tree_leaves((arguments, options))  # in dicts and lists
-    return next((len(one) for one in held if isinstance(one, Tensor) and one.ndim), 0)
+    """The length of the first tensor among the arguments, else of the first inside one; else 0."""
+    for value in (*arguments, *options.values()):
+        if isinstance(value, Tensor) and value.ndim:
+            return len(value)
+    leaves = torch.utils._pytree.tree_leaves((arguments, options))  # in dicts and lists
+    return next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim), 0)
 
 
 class LoaderWorkers(Candidate):
-    """They help only where a step waits for its batch, so the trial compares the loader with one
-    cached batch first and asks for options only if that is more than 2 % faster. Processes cost
-    cores: no more are tried than the container's quota leaves, and none where samples might be
-    others then; what the loader takes is reported.
+    """They help only where a step waits for its batch, so the trial first compares the loader with
+    one cached batch and asks for options only if that is more than 2 % faster. Processes take
+    cores: no more are tried than the container's quota allows. None are tried where they might
+    change the samples; the cost of the loader is reported all the same.
     """
 
     name = "loader_workers"
@@ -266,20 +264,22 @@ class LoaderWorkers(Candidate):
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
         if not subject.may_load_elsewhere:
             return ()
-        fair = max(1, subject.num_cores // subject.num_workers)
+        is_own = speed.loader_workers < 0
+        current = subject.loader_workers if is_own else speed.loader_workers
+        share = max(1, subject.num_cores // subject.num_workers)
         counts = [1]
-        while counts[-1] * 2 <= fair:
+        while counts[-1] * 2 <= share:
             counts.append(counts[-1] * 2)
-        return [count for count in counts if count != speed.loader_workers]
+        return [count for count in counts if count != current]
 
     def words(self, value: Value) -> str:
         return f"{value} loader worker{'s' * (value != 1)}"
 
 
 class CopiesAhead(Candidate):
-    """The copy leaves from pinned memory on a stream of its own, so it costs the step nothing where
-    the device has a copy engine. On a CPU there is nothing to copy. A loader without processes
-    would make its next batch before the step on this one, so it is left as it is.
+    """Copies from pinned memory on a separate stream, at no cost to the step where the device has a
+    copy engine. A CPU has nothing to copy. A loader without processes is not tried: it would make
+    its next batch before the step on the current one.
     """
 
     name = "ahead"
@@ -287,8 +287,8 @@ class CopiesAhead(Candidate):
     keeps_bits = is_repeatable = True
 
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
-        is_made_before = subject.loader_workers > 0 or subject.may_load_elsewhere
-        return (True,) if is_made_before and not (subject.is_on_cpu or speed.ahead) else ()
+        has_processes = subject.loader_workers > 0 or subject.may_load_elsewhere
+        return (True,) if has_processes and not (subject.is_on_cpu or speed.ahead) else ()
 
     def words(self, value: Value) -> str:
         return "copies ahead"

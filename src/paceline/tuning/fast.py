@@ -1,12 +1,13 @@
-"""What ``--fast`` and the flags beside it make of a script's objects, before they join the run.
+"""Applies ``--fast`` and related flags to a script's objects before they join the run.
 
-    given by hand -> [ trial, or what one found before ] -> Speed -> applied to model, optimizer
+    chosen by hand -> [ trial, or a remembered outcome ] -> Speed -> applied to model, optimizer
 
-It happens before memory is laid out, so the store takes over whatever strides there are then, and
-before the optimizer's step is replaced. This module must not know exchanges or stores.
+It happens before memory is laid out, so the store takes over the strides, and before the
+optimizer's step is replaced. This module must not know exchanges or stores.
 """
 
 import importlib.metadata
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,14 +28,16 @@ from .candidates import CANDIDATES
 from .remembered import folder, key_of, remembered
 from .trial import try_all
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
     """How this worker computes from now on.
 
     Attributes:
-        notes: sentences on what was found, for the plan.
-        could_try: what a trial would try, where none was asked for.
+        notes: sentences on the outcome of a trial, for the plan.
+        could_try: the candidates that a trial would try, if there was no trial.
     """
 
     speed: Speed
@@ -43,54 +46,59 @@ class Settled:
 
     @property
     def rounding(self) -> tuple[str, ...]:
-        """What is in effect that rounds otherwise than plain code does, in words."""
+        """The options in effect that round differently from plain code, as text."""
         return tuple(
-            one.words(getattr(self.speed, one.name))
-            for one in CANDIDATES
-            if not one.keeps_bits and self.speed.is_chosen(one.name)
+            candidate.words(getattr(self.speed, candidate.name))
+            for candidate in CANDIDATES
+            if not candidate.keeps_bits and self.speed.is_chosen(candidate.name)
         )
 
 
 def settle(subject: TrialSubject, loader: DataLoader[Any], context: Context, fast: str) -> Settled:
-    """Choose how to compute, and put it into effect on the script's objects.
+    """Choose how to compute, and apply the choice to the script's objects.
 
     Args:
-        subject: the objects, as they are; without a batch or a feed.
+        subject: the unchanged objects; without a batch or a feed.
+        fast: ``auto`` for a trial.
 
     Raises:
-        ConfigError: what was chosen by hand cannot be had; or a trial cannot make a step.
+        ConfigError: a choice by hand is not available, or a trial cannot make a step.
     """
-    given = given_by_hand(context, subject)
+    speed = given_by_hand(context, subject)
     notes: tuple[str, ...] = ()
     could_try: tuple[str, ...] = ()
+    candidates = [
+        candidate
+        for candidate in CANDIDATES
+        if not context.deterministic or candidate.is_repeatable
+    ]
     if fast == "auto":
-        every = [one for one in CANDIDATES if not context.deterministic or one.is_repeatable]
-        outcome, was_there = _found(subject, loader, context, given, every)
-        given = outcome.speed
-        notes = (*outcome.lines(), _source(outcome, was_there))
+        outcome, is_remembered = _outcome(subject, loader, context, speed, candidates)
+        speed = outcome.speed
+        notes = (*outcome.lines(), _source(outcome, is_remembered))
     elif context.precision == "auto":
         raise ConfigError(
-            "--precision auto lets a trial try 16 bits, and no trial was asked for: add --fast "
-            "auto, or name a precision: --precision bf16"
+            "--precision auto lets a trial choose 16 bits, but there is no trial: add --fast auto, "
+            "or name a precision: --precision bf16"
         )
     else:
-        could_try = _could_try(subject, given)
-    for one in CANDIDATES:
-        one.apply(subject.objects, getattr(given, one.name))
-    return Settled(speed=given, notes=notes, could_try=could_try)
+        could_try = _could_try(subject, speed, candidates)
+    for candidate in CANDIDATES:
+        candidate.apply(subject.objects, getattr(speed, candidate.name))
+    return Settled(speed=speed, notes=notes, could_try=could_try)
 
 
 def given_by_hand(context: Context, subject: TrialSubject) -> Speed:
     """The speed that the settings name; ``--precision auto`` begins with fp32.
 
     A process that an engine started for a worker keeps the memory that a step frees, as torch's
-    allocator for CUDA does: asking the kernel for it again takes another time in every run.
+    CUDA allocator does: the time for asking the kernel again differs from run to run.
     """
     precision = context.precision
-    may_keep = context.is_own_process and subject.is_on_cpu and allocator.may_keep()
+    keeps_memory = context.is_own_process and subject.is_on_cpu and allocator.may_keep()
     return Speed(
         threads=context.threads or 0,
-        keep_memory={"always": True, "never": False}.get(context.keep_memory, may_keep),
+        keep_memory={"always": True, "never": False}.get(context.keep_memory, keeps_memory),
         optimizer="fused" if context.fused_optimizer else Speed().optimizer,
         channels_last=context.channels_last,
         compile=context.compile,
@@ -100,26 +108,27 @@ def given_by_hand(context: Context, subject: TrialSubject) -> Speed:
     )
 
 
-def _found(
+def _outcome(
     subject: TrialSubject,
     loader: DataLoader[Any],
     context: Context,
-    given: Speed,
-    every: Sequence[Candidate],
+    chosen: Speed,
+    candidates: Sequence[Candidate],
 ) -> tuple[Outcome, bool]:
+    """The outcome of a trial, and whether it was remembered from an earlier one."""
     try:
-        subject = _measured_on(subject, loader)
-        key = _key(subject, loader, context, given, every)
-    except RuntimeError as error:  # a batch that does not fit on the device, for one
+        subject = _with_batch(subject, loader)
+        key = _key(subject, loader, context, chosen, candidates)
+    except RuntimeError as error:  # for example, a batch that does not fit on the device
         raise _no_step(error) from error
     is_shared = subject.num_workers > 1
-    return remembered(key, lambda: _tried(subject, given, every), is_shared=is_shared)
+    return remembered(key, lambda: _make_trial(subject, chosen, candidates), is_shared=is_shared)
 
 
-def _tried(subject: TrialSubject, given: Speed, every: Sequence[Candidate]) -> Outcome:
-    """What a trial finds; it takes a step of its own, which may fail as the user's would."""
+def _make_trial(subject: TrialSubject, chosen: Speed, candidates: Sequence[Candidate]) -> Outcome:
+    """Make the trial; its own training step may fail as the user's would."""
     try:
-        return try_all(subject, given, every)
+        return try_all(subject, chosen, candidates)
     except ConfigError:
         raise
     except Exception as error:  # the user's model may raise anything
@@ -127,44 +136,51 @@ def _tried(subject: TrialSubject, given: Speed, every: Sequence[Candidate]) -> O
 
 
 def _no_step(error: BaseException) -> ConfigError:
-    """Why a trial has no step to measure."""
+    """The error of a trial whose training step failed."""
     text = str(error).strip().partition("\n")[0]
     if is_out_of_memory(error):
         return ConfigError(
-            "--fast auto trains a second copy of model and optimizer, and there is no memory for "
-            "it; leave --fast out, or choose by hand (--compile default, --channels-last)"
+            "--fast auto trains a second copy of model and optimizer, which does not fit into "
+            "memory; leave --fast out, or choose by hand (--compile default, --channels-last)"
         )
     return ConfigError(
-        f"--fast auto could not make a training step of its own: {type(error).__name__}: {text}"
-        "; say how the loop computes its loss: pace.prepare(..., forward=lambda model, batch: "
-        "loss), or leave --fast out"
+        f"--fast auto could not make a training step: {type(error).__name__}: {text}; say how the "
+        "loop computes its loss: pace.prepare(..., forward=lambda model, batch: loss), or leave "
+        "--fast out"
     )
 
 
-def _measured_on(subject: TrialSubject, loader: DataLoader[Any]) -> TrialSubject:
+def _with_batch(subject: TrialSubject, loader: DataLoader[Any]) -> TrialSubject:
     """The subject with a batch and a feed, which only a trial needs."""
     size, device = subject.num_samples, subject.device
-    host = host_batch(loader, size)
+    batch = host_batch(loader, size)
     return replace(
         subject,
-        batch=move(host, device, is_pinned=False),
-        num_samples=num_samples_of(host, size),
+        batch=move(batch, device, is_pinned=False),
+        num_samples=num_samples_of(batch, size),
         feed=Feed(loader, size, device),
     )
 
 
-def _could_try(subject: TrialSubject, given: Speed) -> tuple[str, ...]:
-    """The candidates that have something to try here; no batch is loaded to find out."""
-    rest = [one for one in CANDIDATES if not given.is_chosen(one.name)]
-    names = {one.name: one.options(subject, given) for one in rest}
-    return tuple(name.replace("_", " ") for name, values in names.items() if values)
+def _could_try(
+    subject: TrialSubject, chosen: Speed, candidates: Sequence[Candidate]
+) -> tuple[str, ...]:
+    """The names of the candidates that have options here; loads no batch."""
+    return tuple(
+        candidate.name.replace("_", " ")
+        for candidate in candidates
+        if not chosen.is_chosen(candidate.name) and candidate.options(subject, chosen)
+    )
 
 
 def made_up_loss(model: nn.Module, batch: Any) -> Tensor:
-    """A loss for a model whose own is not known: of the same cost, nearly.
+    """A loss of about the same cost, for a model whose own loss is not known.
 
-    Cross entropy where there is a label for each row of logits, else the mean square of all that
-    the model returns; what has a ``loss`` of its own is believed.
+    Outputs with a ``loss`` give that. Otherwise it is the cross entropy if there is a label for
+    each row of logits, else the mean square of all outputs.
+
+    Raises:
+        ConfigError: the outputs hold no tensor that depends on a parameter.
     """
     if isinstance(batch, dict):
         outputs = model(**batch)
@@ -182,16 +198,16 @@ def made_up_loss(model: nn.Module, batch: Any) -> Tensor:
             return nn.functional.cross_entropy(outputs.float(), targets)
     squares: list[Tensor] = []
 
-    def square(tensor: Tensor) -> Tensor:
+    def add_square(tensor: Tensor) -> Tensor:
         if tensor.is_floating_point() and tensor.requires_grad:
             squares.append(tensor.float().square().mean())
         return tensor
 
-    apply(square, outputs)
+    apply(add_square, outputs)
     if not squares:
         raise ConfigError(
-            f"the model returned {type(outputs).__name__}, and there is nothing in it to make a "
-            "loss of; give pace.prepare(..., forward=lambda model, batch: loss)"
+            f"the model returned {type(outputs).__name__}, which holds no tensor to compute a loss "
+            "from; give pace.prepare(..., forward=lambda model, batch: loss)"
         )
     return torch.stack(squares).sum()
 
@@ -200,48 +216,55 @@ def _key(
     subject: TrialSubject,
     loader: DataLoader[Any],
     context: Context,
-    given: Speed,
-    every: Sequence[Candidate],
+    chosen: Speed,
+    candidates: Sequence[Candidate],
 ) -> str:
-    """Everything that the outcome depends on: the model, its shapes, torch, the machine."""
+    """A digest of everything that the outcome depends on: model, shapes, torch, machine."""
     shapes: list[tuple[object, ...]] = []
 
-    def note(tensor: Tensor) -> Tensor:
+    def add_shape(tensor: Tensor) -> Tensor:
         shapes.append((tuple(tensor.shape), str(tensor.dtype)))
         return tensor
 
-    apply(note, subject.batch)
-    options = [(one.name, tuple(one.options(subject, given))) for one in every]
+    apply(add_shape, subject.batch)
+    options = [(each.name, tuple(each.options(subject, chosen))) for each in candidates]
     model, optimizer = subject.objects.model, subject.objects.optimizer
-    tensors = [(n, tuple(t.shape), str(t.dtype), t.stride()) for n, t in model.named_parameters()]
+    parameters = [
+        (name, tuple(tensor.shape), str(tensor.dtype), tensor.stride())
+        for name, tensor in model.named_parameters()
+    ]
     settings = [
-        sorted(k for k, v in g.items() if k != "params" and v) for g in optimizer.param_groups
+        sorted(name for name, value in group.items() if name != "params" and value)
+        for group in optimizer.param_groups
     ]
     modules = [type(module).__qualname__ for module in model.modules()]
+    text = _ADDRESS.sub("", repr(model))  # addresses differ between workers, and from run to run
     device = subject.device
     machine = processor_name(device)
     return key_of((
-        tensors, modules, repr(model), type(optimizer).__qualname__, settings,
+        parameters, modules, text, type(optimizer).__qualname__, settings,
         sorted(subject.objects.sizes), subject.num_workers,
         subject.steps_itself, loader.num_workers, type(loader.dataset).__qualname__,
-        len(loader.dataset), given, context.precision == "auto",  # type: ignore[arg-type]  # map-style
+        len(loader.dataset), chosen, context.precision == "auto",  # type: ignore[arg-type]  # map-style
         torch.__version__, importlib.metadata.version("paceline"), machine, str(device.type),
         num_cores(), torch.get_num_threads(), shapes, options,
     ))  # fmt: skip
 
 
-def _source(outcome: Outcome, was_there: bool) -> str:
+def _source(outcome: Outcome, is_remembered: bool) -> str:
+    """Where the outcome comes from, and whether it is kept, as a sentence."""
+    measured = f"fast: measured in {outcome.took_s:.0f} s"
     if not outcome.is_steady:
         return (
-            f"fast: measured in {outcome.took_s:.0f} s, in a moment in which the machine was busy "
-            "with something else (two measurements disagree): not remembered"
+            f"{measured} while the machine was busy (two measurements disagree), so it is not "
+            "remembered"
         )
     if not outcome.is_whole:
-        return f"fast: measured in {outcome.took_s:.0f} s, and not to the end; again after a day"
+        return f"{measured}, but time ran out; it is measured again after a day"
     try:
-        where = folder()
+        path = folder()
     except FileError as error:
-        return f"fast: measured in {outcome.took_s:.0f} s, and not remembered: {error}"
-    if was_there:
-        return f"fast: as it was measured before; to measure again, delete it from {where}"
-    return f"fast: measured in {outcome.took_s:.0f} s, and remembered in {where}"
+        return f"{measured}, not remembered: {error}"
+    if is_remembered:
+        return f"fast: measured in an earlier run; to measure again, delete it from {path}"
+    return f"{measured} and remembered in {path}"

@@ -3,11 +3,11 @@
     Arm(subject, speed): a copy of the user's objects -- every candidate applied --> block_s(n)
     compare(base, other):  base other | other base | base other | ...        a ratio for each pair
 
-What else goes on at a machine meets both, and what they do to each other's caches changes sides.
-What belongs to the process, its threads and what its heap keeps, is put into effect before each
-block. What may take too long and cannot be asked to stop, a compiler, a first step, is ended by an
-alarm of the operating system (`time_limit`); somebody else's alarm goes on afterwards. This module
-must not know which candidates there are, but for those.
+Other load on the machine affects both arms, and the order within a pair alternates, so neither
+always finds the caches as the other left them. Settings of the process (threads, kept memory) are
+applied before each block. A compiler or a first step may take too long and cannot be asked to stop:
+`time_limit` ends it by SIGALRM and restores a timer that was already running. This module must not
+know which candidates there are, except for those settings.
 """
 
 import copy
@@ -30,50 +30,60 @@ from .candidates import autocast
 
 
 class TooLong(BaseException):
-    """The block took longer than it may; a BaseException: a compiler's ``except`` lets it by."""
+    """The block exceeded its time limit; a BaseException, so a compiler does not catch it."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise ``TooLong`` in the block after so long; in the main thread only, where it can be."""
-    if threading.current_thread() is not threading.main_thread():
+    """Raise ``TooLong`` in the block after ``seconds``; no limit outside the main thread.
+
+    A timer of somebody else is stopped meanwhile and runs on afterwards. There is no limit either
+    where SIGALRM has a handler that Python did not install and could not restore.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGALRM) is None:
         yield
         return
 
     is_armed = False
 
-    def ring(number: int, frame: object) -> None:
-        if is_armed:  # an alarm during the cleanup must not interrupt it
+    def raise_once(number: int, frame: object) -> None:
+        nonlocal is_armed
+        if is_armed:
+            is_armed = False
             raise TooLong
 
-    others_s, _ = signal.getitimer(signal.ITIMER_REAL)
+    other_s, other_interval_s = signal.setitimer(signal.ITIMER_REAL, 0.0)
     start_s = perf_counter()
-    old: Callable[..., object] | int | None = signal.signal(signal.SIGALRM, ring)
+    handler: Callable[..., object] | int | None = signal.signal(signal.SIGALRM, raise_once)
     try:
-        is_armed = True
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-    finally:
-        is_armed = False
+        try:
+            is_armed = True
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            yield
+        finally:
+            is_armed = False  # the alarm may still interrupt this line,
+    finally:  # but not these: it has raised, or no longer can
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, old)
-        if others_s:  # somebody else's alarm goes on
-            left_s = others_s - (perf_counter() - start_s)
-            signal.setitimer(signal.ITIMER_REAL, max(0.001, left_s))
+        signal.signal(signal.SIGALRM, handler)
+        if other_s:
+            left_s = other_s - (perf_counter() - start_s)
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, left_s), other_interval_s)
 
 
 _PREFETCHED = 2
-"""Batches that a process of torch's loader has ready."""
+"""Batches that each worker process of a DataLoader has ready: torch's ``prefetch_factor``."""
 
 
 class Arm:
     """One way to compute, on its own copy of the objects.
 
     Attributes:
-        first_s: seconds of the first step, compilation included.
-        second_s: of the second step.
-        first_loss: of the first, from the same parameters, batch and random state in every arm.
-        second_loss: of the second, so of what the first update has made of the parameters.
+        first_s: seconds of the first step, including compilation.
+        second_s: seconds of the second step.
+        first_loss: loss of the first step, from the same parameters, batch and random state in
+            every arm.
+        second_loss: loss of the second step, after the first update.
     """
 
     def __init__(
@@ -84,12 +94,12 @@ class Arm:
         self._subject = subject
         self.speed = speed
         self._threads = speed.threads or torch.get_num_threads()
-        self._before = torch.get_num_threads()
+        self._threads_before = torch.get_num_threads()
         self._model, self._optimizer = model, optimizer
         torch.set_num_threads(self._threads)
         try:
-            for one in candidates:
-                one.apply(self._objects, getattr(speed, one.name))
+            for candidate in candidates:
+                candidate.apply(self._objects, getattr(speed, candidate.name))
             self._batches: Iterator[Any] | None = None
             self._num_waiting = 0
             if is_fed:
@@ -104,10 +114,10 @@ class Arm:
             self.second_loss = float(self.step())
             self.second_s = perf_counter() - start_s
         finally:
-            torch.set_num_threads(self._before)
+            torch.set_num_threads(self._threads_before)
 
     def step(self) -> Tensor:
-        """One training step; its loss."""
+        """Make one training step and return its loss."""
         subject = self._subject
         batch = subject.batch if self._batches is None else next(self._batches)
         self._optimizer.zero_grad()
@@ -118,8 +128,8 @@ class Arm:
         return loss.detach()
 
     def block_s(self, num_steps: int) -> float:
-        """Seconds a step, over ``num_steps`` of them."""
-        if self._take_over():
+        """Seconds a step, the mean of ``num_steps``."""
+        if self._apply_process_settings():
             self.step()
         for _ in range(self._num_waiting):  # batches that were loaded while the other arm computed
             self.step()
@@ -130,18 +140,18 @@ class Arm:
         _wait(self._subject.device)
         return (perf_counter() - start_s) / num_steps
 
-    def _take_over(self) -> bool:
-        """Put into effect what belongs to the whole process; whether anything had to change."""
-        is_other = torch.get_num_threads() != self._threads
-        if is_other:
+    def _apply_process_settings(self) -> bool:
+        """Set this arm's threads and heap setting; return whether anything changed."""
+        has_changed = torch.get_num_threads() != self._threads
+        if has_changed:
             torch.set_num_threads(self._threads)
         if allocator.is_kept() == self.speed.keep_memory:
-            return is_other
+            return has_changed
         allocator.keep(self.speed.keep_memory)
         return True
 
     def close(self) -> None:
-        torch.set_num_threads(self._before)
+        torch.set_num_threads(self._threads_before)
         self._batches = None
 
 
@@ -151,16 +161,16 @@ def _wait(device: torch.device) -> None:
 
 
 WORTH = 1.02
-"""What is kept is faster by more than 2 %."""
+"""The gain above which an option is kept: 2 %."""
 _BLOCK_S = 0.06
-"""A block of steps takes at least this: a clock's and a scheduler's grain disappear in it."""
+"""The shortest block of steps: the resolution of clock and scheduler does not matter in it."""
 _LEAST_PAIRS, _MOST_PAIRS = 4, 12
 
 
 IMPLAUSIBLE = 4.0
-"""A gain above this is measured again: what it was measured against may have been held up."""
+"""A gain above this is measured again: other load may have slowed down the base."""
 _DISTURBED = 1.5
-"""Two measurements of a gain that are further apart tell of the machine and not of the option."""
+"""If two measurements of a gain differ by more than this factor, the machine was disturbed."""
 
 Quartiles: TypeAlias = tuple[float, float, float]
 
@@ -169,15 +179,19 @@ class Timed(Protocol):
     """One way to compute."""
 
     def block_s(self, num_steps: int) -> float:
-        """Seconds a step, over so many of them."""
+        """Seconds a step, the mean of ``num_steps``."""
 
 
 def compare(
     base: Timed, other: Timed, limit_s: float, times: tuple[list[float], list[float]] | None = None
 ) -> list[float]:
-    """Ratios of base : other, pair by pair, the order of the two turning each time.
+    """Measure in pairs whose order alternates; the ratio base : other of each.
 
-    It ends early when the middle half of the pairs lies clearly on one side of what is kept.
+    It ends early when the middle half of the ratios lies clearly on one side of ``WORTH``.
+
+    Args:
+        limit_s: no pair begins after this, except the first.
+        times: the seconds a step are appended here, first those of ``base``, then of ``other``.
     """
     ratios: list[float] = []
     num_steps = max(1, round(_BLOCK_S / max(1e-6, base.block_s(1))))
@@ -198,21 +212,21 @@ def compare(
 
 
 def gain_of(base: Timed, other: Timed, limit_s: Callable[[], float]) -> tuple[Quartiles, bool]:
-    """What ``other`` is worth, and whether the machine was left alone, as far as that shows.
+    """The gain of ``other`` over ``base``, and whether the measurement was steady.
 
-    An implausible gain is measured twice; the measurement that says less counts.
+    An implausible gain is measured twice, and the smaller result counts.
     """
-    result = quartiles(compare(base, other, limit_s()))
-    if result[1] <= IMPLAUSIBLE:
-        return result, True
-    again = quartiles(compare(base, other, limit_s()))
-    less = min(result, again, key=lambda one: one[1])
-    return less, agree(max(result[1], again[1]), less[1])
+    first = quartiles(compare(base, other, limit_s()))
+    if first[1] <= IMPLAUSIBLE:
+        return first, True
+    second = quartiles(compare(base, other, limit_s()))
+    smaller, larger = sorted((first, second), key=lambda gain: gain[1])
+    return smaller, agree(larger[1], smaller[1])
 
 
-def agree(more: float, less: float) -> bool:
-    """Whether a gain and a later measurement of it do not contradict each other."""
-    return more <= IMPLAUSIBLE or more <= _DISTURBED * less
+def agree(gain: float, repeated: float) -> bool:
+    """Whether a gain is plausible, or a repeated measurement does not contradict it."""
+    return gain <= IMPLAUSIBLE or gain <= _DISTURBED * repeated
 
 
 def _is_clear(ratios: Sequence[float]) -> bool:
@@ -222,7 +236,8 @@ def _is_clear(ratios: Sequence[float]) -> bool:
 
 
 def quartiles(values: Sequence[float]) -> Quartiles:
+    """The lower quartile, the median and the upper quartile."""
     if len(values) == 1:
         return values[0], values[0], values[0]
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, middle, high
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, median, high

@@ -2,11 +2,10 @@
 
     ~/.cache/paceline/fast/KEY.json      KEY: digest of all that the outcome depends on
 
-Whoever comes first measures while it holds the file's lock; other workers of the run wait for it
-and read, so all of them compute alike. A run that begins again reads what was found before, but
-for a trial that ran out of time: that one counts for a day; and one in a disturbed moment: that
-one is for this run alone. This module must not know what is
-measured.
+The first worker measures while it holds the file's lock; the others of the run wait and read the
+outcome, so all of them compute alike. Later runs read it too, with two exceptions: the outcome of a
+trial that ran out of time counts for a day, and one that was disturbed by other load counts only
+for this run. This module must not know what is measured.
 """
 
 import hashlib
@@ -24,29 +23,29 @@ from ..speed import Outcome
 from ..system.files import OpenFolder, cache_home, read_text
 
 FORMAT = 3
-"""Grows when an outcome of before says nothing of today's candidates."""
+"""Raised when earlier outcomes no longer apply to the candidates."""
 
 
 _MOST_BYTES = 1 << 20
 _PARTIAL_S = 86_400.0
-"""So long counts an outcome that lacks something for want of time."""
+"""How long the outcome of a trial that ran out of time counts."""
 _DISTURBED_S = 60.0
-"""So long one that was measured in a disturbed moment: for the other workers of that run."""
+"""How long a disturbed outcome counts: for the other workers of that run."""
 
 
 def key_of(parts: Sequence[object]) -> str:
-    """A name from everything that the outcome depends on."""
+    """A digest of everything that the outcome depends on."""
     return hashlib.sha256(repr((FORMAT, *parts)).encode()).hexdigest()[:16]
 
 
 def folder() -> Path:
-    """Where outcomes lie; FileError: nowhere, since no folder is the user's own to write to."""
-    with closing(_open()) as place:
-        return place.path
+    """The folder of the outcomes. FileError: the user owns no folder for them."""
+    with closing(_open()) as directory:
+        return directory.path
 
 
 def _open() -> OpenFolder:
-    """That folder. FileError: there is none, as where it is another user's."""
+    """Open that folder, and create it if needed. FileError: for example, another user owns it."""
     cache = cache_home() / "paceline" / "fast"
     scratch = Path(tempfile.gettempdir()) / f"paceline-fast-{os.geteuid()}"
     try:
@@ -63,51 +62,55 @@ def _open() -> OpenFolder:
 def remembered(
     key: str, measure: Callable[[], Outcome], *, is_shared: bool = False
 ) -> tuple[Outcome, bool]:
-    """The outcome of ``key``, and whether it was there; else it is measured and kept.
+    """Read the outcome of ``key``, or measure and keep it.
 
-    A damaged file or one of another version is ignored: measure again.
+    A damaged file, or one of another version, is measured again.
 
     Args:
-        is_shared: whether other workers have to come to the same outcome, by the file. One worker
-            alone goes on where nothing can be kept.
+        is_shared: whether other workers need the same outcome, through the file. A single worker
+            goes on if the outcome cannot be kept.
+
+    Returns:
+        The outcome, and whether it was read.
 
     Raises:
-        ConfigError: it is to be shared, and the file cannot be locked or written.
+        ConfigError: ``is_shared``, and the file cannot be locked or written.
     """
     outcome = None
     try:
-        with closing(_open()) as place, _locked(place, f"{key}.lock"):
-            outcome = _read(place, f"{key}.json")
+        with closing(_open()) as directory, _locked(directory, f"{key}.lock"):
+            outcome = _read(directory, f"{key}.json")
             if outcome is not None:
                 return outcome, True
             outcome = measure()
-            place.replace(f"{key}.json", json.dumps(outcome.write()).encode())
+            directory.replace(f"{key}.json", json.dumps(outcome.write()).encode())
             return outcome, False
     except OSError as error:
         if is_shared:
             raise ConfigError(
-                "--fast auto: workers agree on what was found by a file that cannot be written or "
-                f"locked ({error}); set XDG_CACHE_HOME to a folder on another disk"
+                "--fast auto: the workers share the outcome of the trial in a file, which cannot "
+                f"be written or locked ({error}); set XDG_CACHE_HOME to a folder on another disk"
             ) from error
     return outcome or measure(), False
 
 
-def _read(place: OpenFolder, name: str) -> Outcome | None:
+def _read(directory: OpenFolder, name: str) -> Outcome | None:
+    """The outcome in the file; None if it is missing, damaged or too old."""
     try:
-        file = place.read(name)
+        file = directory.read(name)
         age_s = time.time() - os.fstat(file.fileno()).st_mtime
         outcome = Outcome.read(json.loads(read_text(file, _MOST_BYTES)))
-        counts_s = _PARTIAL_S if not outcome.is_whole else math.inf
-        return outcome if age_s < (counts_s if outcome.is_steady else _DISTURBED_S) else None
+        limit_s = math.inf if outcome.is_whole else _PARTIAL_S
+        return outcome if age_s < (limit_s if outcome.is_steady else _DISTURBED_S) else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
 @contextmanager
-def _locked(place: OpenFolder, name: str) -> Iterator[None]:
-    """One process at a time; its end, also by a signal, lets the next one in."""
+def _locked(directory: OpenFolder, name: str) -> Iterator[None]:
+    """Hold the lock of a file; the system releases it if the process ends, also by a signal."""
     import fcntl
 
-    with open(place.append(name), "ab") as file:
+    with open(directory.append(name), "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
