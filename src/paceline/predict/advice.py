@@ -40,7 +40,7 @@ from .simulation import describe
 Say = Callable[[str], None]
 _FORECAST_PUSHES, _FEWEST_UPDATES = 20_000, 200
 _PROFILE_STEPS = 100
-"""Of each worker, at least, where it sleeps between them."""
+"""The least number of steps of each worker in a profile with delays."""
 _ALIKE = 0.01
 """Relative difference below which mean losses count as equal."""
 _ALIKE_TIMES, _CLEAR = 0.05, 0.75
@@ -50,13 +50,13 @@ _ALIKE_TIMES, _CLEAR = 0.05, 0.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What ``advise`` is asked.
+    """The planned run and the limits of the race.
 
     Attributes:
         profile: a recorded run; None: take a profile now, ``profile_s`` long.
         cores: number of cores that the workers share; None: each has its own.
-        delay, slow: stragglers beside the measured times, as on the command line.
-        mini_batch_size: None: the task's batch, shared by all workers.
+        delay, slow: stragglers on top of the measured times, as on the command line.
+        mini_batch_size: None: the task's batch divided among the workers.
         protocols: None: those of ``family``.
         race_s: about how many seconds the race may compute; on a busy machine it takes longer.
     """
@@ -151,7 +151,7 @@ def _check_numbers(question: Question) -> None:
 
 def family(num_workers: int) -> tuple[str, ...]:
     """Every kind of protocol, with K at a quarter, a half, three quarters of the workers."""
-    ranks = sorted({max(1, round(part * num_workers / 4)) for part in (1, 2, 3)})
+    ranks = sorted({max(1, round(quarters * num_workers / 4)) for quarters in (1, 2, 3)})
     ranks = [rank for rank in ranks if rank < num_workers]
     names = ["full-sync"]
     names += [f"k-sync:{rank}" for rank in ranks]
@@ -162,7 +162,7 @@ def family(num_workers: int) -> tuple[str, ...]:
 
 
 def _profile(question: Question, task: Task, size: int, say: Say) -> Profile:
-    """The given profile, or one that is taken now."""
+    """The profile of the question, or one that is taken now."""
     profile = read_profile(question.profile or _measure(question, task, size, say))
     profile.check(
         task.name, sum(parameter.numel() for parameter in task.model().parameters()), size
@@ -178,7 +178,7 @@ def _profile(question: Question, task: Task, size: int, say: Say) -> Profile:
 def _measure(question: Question, task: Task, size: int, say: Say) -> Path:
     """Make a short run on this machine; return its folder.
 
-    Workers have as many threads as in any run here, but at most their share of ``cores``.
+    Workers have as many threads as in any run here, but no more than their share of ``cores``.
     """
     workers = min(question.workers, max(2, num_cores()))
     threads = None
@@ -186,28 +186,28 @@ def _measure(question: Question, task: Task, size: int, say: Say) -> Path:
         threads = max(1, min(num_cores() // workers, question.cores // question.workers))
     say(f"a profile: {workers} workers train {task.name} for {question.profile_s:g} s")
     folder = fresh_folder(f"profile-{task.name}")  # does not change runs/latest
-    flags = {
+    flags: dict[str, object] = {
         "workers": workers, "threads": threads, "protocol": "k-batch-async:2", "path": "store",
         "mini_batch_size": size, "delay": _pauses(question, workers),
         "seconds": question.profile_s, "seed": question.seed, "lr": question.lr,
         "init": question.init, "nonfinite": "skip", "run_dir": str(folder),
     }  # fmt: skip
-    given = {name: value for name, value in flags.items() if value is not None}
+    flags = {name: value for name, value in flags.items() if value is not None}
     try:
-        settings = of_flags(given, is_call=True)
+        settings = of_flags(flags, is_call=True)
         summary = launch_run(TaskProgram(task=question.task), settings, QuietObserver())
     finally:
-        with suppress(OSError):  # a run that wrote something stays
+        with suppress(OSError):  # a run that wrote files keeps its folder
             folder.rmdir()
     assert isinstance(summary, Summary)  # not a dry run
     return Path(summary.run_dir)
 
 
 def _pauses(question: Question, workers: int) -> tuple[str, ...]:
-    """The delays of a profile's workers: those of the question, so that caches are as cold.
+    """The question's delays for the profile's workers, so that caches are as cold as in the run.
 
-    Those too long for `_PROFILE_STEPS` steps in the profile's time are shortened; caches are as
-    cold after them.
+    A delay too long for `_PROFILE_STEPS` steps in the profile's time is shortened: caches are
+    equally cold after it.
     """
     longest_s = question.profile_s / _PROFILE_STEPS
     delays = parse_delays(question.delay, question.workers)[:workers]
@@ -218,7 +218,7 @@ def _pauses(question: Question, workers: int) -> tuple[str, ...]:
 
 
 def _conditions(question: Question, profile: Profile) -> Conditions:
-    """The measured times, with the stragglers of the question instead of the profile's own."""
+    """The measured times with the question's stragglers instead of the profile's."""
     delays = parse_delays(question.delay, question.workers)
     return Conditions(
         delays=tuple(delay or NO_DELAY for delay in delays),
