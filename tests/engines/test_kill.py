@@ -204,3 +204,11 @@ def test_who_is_ended_by_the_run_was_not_short_of_memory(monkeypatch: pytest.Mon
     _, left = one._event_of({"ended": 2, "code": -9})
     assert isinstance(left, ProcessLeft)
     assert "out of memory" in left.reason
+
+
+def test_a_worker_that_could_not_be_forked_says_why() -> None:
+    one = object.__new__(LocalProcesses)
+    one._given_up, one._probes = set(), {1: StackProbe()}
+    message: Any = {"ended": 1, "code": 71, "unable": "Cannot allocate memory"}
+    left = ProcessLeft("it could not be forked: Cannot allocate memory")
+    assert one._event_of(message) == (1, left)

@@ -116,6 +116,8 @@ class LocalProcesses(Processes):
         member, code = message["ended"], message["code"]
         self._probes[member].close()
         reason = f"killed by signal {-code}" if code < 0 else f"exit {code}"
+        if cause := message.get("unable"):
+            reason = f"it could not be forked: {cause}"
         if -code == signal.SIGKILL and member not in self._given_up:
             reason += self._toll.explain(time.monotonic())
         return member, ProcessLeft(reason)

@@ -14,6 +14,7 @@ kills a member on request: that pid cannot be reused before the fork server has 
                            {"refused": reason}: not for this run
                            {"stopped": member}            {"continued": member}
                            {"ended": member, "code": exit code}      {"emptied": 0}
+                           {"ended": member, "code": 71, "unable": reason}: it was not forked
 
 Above 300 lines since the temporary folder of the members' own processes is here, too, which the
 fork server owns. This module must not know what a member does.
