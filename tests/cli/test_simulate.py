@@ -250,4 +250,4 @@ def test_times_of_another_model_are_refused(say: Say) -> None:
     assert say(f"{profile} --run-dir of-another")[0] == 0
     code, _, err = say("simulate softmax --workers 2 --like of-another --updates 5")
     assert code == 2
-    assert "task quadratic there, softmax here" in err
+    assert "task quadratic in the profile, softmax here" in err

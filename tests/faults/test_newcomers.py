@@ -174,7 +174,7 @@ def test_a_newcomer_that_nobody_can_tell_of_the_run_ends_it_in_words(
     script = tmp_path / "train.py"
     script.write_text(ALONE)
     with pytest.raises(
-        WorkerError, match=r"worker . ended: killed by signal 9(.|\n)*not begun again"
+        WorkerError, match=r"worker . ended: killed by signal 9(.|\n)*not restarted"
     ):
         run_script(
             script, tmp_path, workers=2, path="store", respawn=True, delay=("20ms",),

@@ -113,7 +113,7 @@ REFUSED = {
     "no loop": (((LOOP, ""),), "no optimizer.step() in a loop was found"),
     "a step inside another object": (
         (("optimizer.step()", "optimizer.step_and_update_lr()"),),
-        "line 12 computes gradients in a loop, but no optimizer.step() was found",
+        "line 11 computes gradients in a loop, but no optimizer.step() was found",
     ),
     "a step by itself": (
         ((LOOP, "optimizer.zero_grad()\noptimizer.step()\n"),),

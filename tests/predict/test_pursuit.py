@@ -23,9 +23,13 @@ def test_the_budget_counts_computing_and_no_waiting(
     racer = Racer("full-sync", training, conditions)
     racer.advance(0.05)
     goal = Goal(loss=0.5 * racer.standing.loss)
-    times_s = iter(number * computed_s for number in range(10**6))
-    clock = SimpleNamespace(thread_time=lambda: next(times_s))
+    clock = SimpleNamespace(now_s=0.0)
+    clock.thread_time = lambda: clock.now_s
     monkeypatch.setattr(pursuit, "time", clock)
+
+    def say(text: str) -> None:
+        clock.now_s += computed_s
+
     protocols = ("full-sync", "k-batch-sync:2")
-    standings = pursue(protocols, training, conditions, goal, budget_s=20.0)
+    standings = pursue(protocols, training, conditions, goal, 2.5, say)
     assert [len(standing.target_s) for standing in standings] == [num_seeds, num_seeds]

@@ -234,11 +234,11 @@ def test_a_stop_does_not_trust_a_checkpoint_that_is_still_being_written(
             written.append(request["files"]["run.json"]["version"])
             queue._answers.append({"sealed": request["aside"], "took_s": 0.0})
         else:
-            queue._open.append(request)
+            queue._pending.append(request)
 
     def fail(queue: PaperQueue) -> None:
-        queue._answers += [{"failed": "no room"}] * len(queue._open)
-        queue._open.clear()
+        queue._answers += [{"failed": "no room"}] * len(queue._pending)
+        queue._pending.clear()
 
     monkeypatch.setattr(PaperQueue, "hand_in", take)
     monkeypatch.setattr(PaperQueue, "finish", fail)

@@ -33,7 +33,7 @@ _FOR_GOOD = ("KILL", "SEGV", "HUP", "TERM", "INT")
 """What may end a launcher."""
 _DEADLY = ("KILL", "SEGV", "STOP")
 """What may end all others; the rest they leave to the launcher."""
-_WORDS = ("it is not begun again", "it is not restarted", "after the last update")
+_WORDS = ("it is not restarted", "after the last update")
 """Of what may end a run with ``--respawn``: a death for ever, or one at the end of its script."""
 
 

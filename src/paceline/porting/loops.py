@@ -279,8 +279,11 @@ class Stepping(OptimizerSteps):
 
     def _hidden_step_reason(self) -> str:
         """Return a sentence if a loop computes gradients, but where it steps is not seen."""
-        for call in self.script.calls("backward"):
-            if any(self.flow.around(call)):
+        for call in self.script.every_call:
+            is_backward = (
+                isinstance(call.func, cst.Attribute) and call.func.attr.value == "backward"
+            )
+            if is_backward and any(self.flow.around(call)):
                 return (
                     f"line {self.script.line(call)} computes gradients in a loop, but no "
                     "optimizer.step() was found: a step inside another object "

@@ -71,7 +71,7 @@ class Newcomers:
         self._in_vain[entry.seat] = in_vain
         if in_vain >= MOST_IN_VAIN:
             run.observer.note(
-                f"worker {entry.seat} ended {in_vain} times without a push: it is not begun again"
+                f"worker {entry.seat} ended {in_vain} times without a push: it is not restarted"
             )
             return
         self._empty_seats.append(entry.seat)
