@@ -43,7 +43,7 @@ class HeldState(defaultdict[Any, Any]):
 
     __getitem__ = __setitem__ = __delitem__ = __contains__ = __iter__ = __len__ = _refuse
     get = items = keys = values = pop = popitem = clear = update = setdefault = copy = _refuse
-    __copy__ = _refuse
+    __copy__ = __reversed__ = __or__ = __ror__ = __ior__ = _refuse
 
     def __bool__(self) -> bool:
         raise ConfigError(_HELD)

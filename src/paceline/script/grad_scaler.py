@@ -265,7 +265,9 @@ def _share_scaler(scaler: GradScaler, read: Callable[[], LossScale | None]) -> N
         scaler._per_optimizer_states.clear()
 
     def load_state_dict(_: GradScaler, state: dict[str, Any]) -> None:
-        raise ConfigError("load the scaler's state before the first step: the run holds it now")
+        raise ConfigError(
+            "load the scaler's state before the first step: from then on the run keeps it"
+        )
 
     scaler.update = types.MethodType(update, scaler)  # type: ignore[method-assign]  # of this scaler alone
     scaler.load_state_dict = types.MethodType(  # type: ignore[method-assign]  # of this scaler alone
