@@ -2,7 +2,7 @@
 
     all contenders      measured every 2 % later     the worse half leaves as the budget runs down
     the first eight     again with other seeds       the median of their times; after three seeds
-                                                     those far behind the best leave
+                                                     those clearly behind the best leave
 
 A training loss is reached when the mean over the pushes of the last fifth of the time is, as a live
 run would report it; a test accuracy when the mean of four measurements is, each over some test
@@ -34,8 +34,9 @@ _FIRST_PUSHES = 4
 """Pushes of each worker before the first measurement, about."""
 _LEAVE_AT = (0.15, 0.3, 0.45)
 """Shares of the budget at which the worse half leaves, if not enough have reached the target."""
-_BEHIND = 1.2
-"""A finalist whose median is this many times the best one's leaves."""
+_BEHIND, _CLEAR = 1.2, 0.75
+"""A finalist leaves whose median is this many times the best one's, which was ahead of it with this
+share of the seeds: of three times of ``async`` two can be short and the third twice as long."""
 _ROUND_SHARE = 0.6
 """Share of the budget for the first round; the rest is for the finalists' other seeds."""
 _TIME = attrgetter("to_target_s")
@@ -213,8 +214,8 @@ def _finals(
         finalist.standing.target_s = (finalist.reached_s,)
     for extra in range(1, MOST_SEEDS):
         if extra >= FEWEST_SEEDS:
-            best_s = min(map(_TIME, field))
-            behind = [standing for standing in field if _TIME(standing) > _BEHIND * best_s]
+            best = min(field, key=_TIME)
+            behind = [standing for standing in field if is_clearly_behind(standing, best)]
             out = sorted(behind, key=_TIME) + out
             field = [standing for standing in field if standing not in behind]
             if share() > 1.0 or len(field) == 1:
@@ -227,6 +228,14 @@ def _finals(
             pursuer = Pursuer(standing.protocol, again, reseeded, goal)
             standing.target_s += (pursuer.run(first_s, limit_s),)
     return sorted(field, key=_TIME) + out
+
+
+def is_clearly_behind(standing: Standing, best: Standing) -> bool:
+    """Whether more seeds would not bring it before ``best``; both have run with the same seeds."""
+    pairs = list(zip(best.target_s, standing.target_s, strict=True))
+    num_ahead = sum(best_s < other_s for best_s, other_s in pairs)
+    is_far = standing.to_target_s > _BEHIND * best.to_target_s
+    return is_far and num_ahead >= _CLEAR * len(pairs)
 
 
 def _go_on(
