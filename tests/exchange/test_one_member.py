@@ -229,7 +229,7 @@ def test_a_push_that_is_given_up_advises_skipping_only_where_it_is_allowed(
     )
     own = member._own.copy
     copy = ModelCopy(0, own.replica, own.rule, own.store, layout, member.hooks, lambda: None)
-    own.store.not_finite = lambda seat: "weight"  # type: ignore[method-assign]
+    own.store.not_finite = lambda seat: "weight"  # type: ignore[method-assign]  # of this store
     with pytest.raises(WorkerError, match="the gradient of 'weight' is not finite") as caught:
         copy.refuse_not_finite(1.0, 0)
     assert ("--nonfinite skip" in str(caught.value)) == can_skip
