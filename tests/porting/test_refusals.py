@@ -576,3 +576,38 @@ def test_a_word_of_the_command_line_stays_what_it_is() -> None:
     text = port(GROUPED.replace("print(len(loader))", own))
     assert "import_module(args.module)" in text
     assert "print(model)" in text
+
+
+PLAYED = """\
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+def play(end):
+    BODY
+
+
+here, there = mp.Pipe()
+mp.Process(target=play, args=(there,)).start()
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(data, batch_size=8)
+for epoch in range(3):
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+def test_a_process_that_computes_no_gradients_is_a_workers_own() -> None:
+    assert "pace.prepare" in port(PLAYED.replace("BODY", "end.send(env.step(end.recv()))"))
+    trains = PLAYED.replace("BODY", "loss_of(end).mean().backward()")
+    through_another = "def play(end):\n    train(end)\n\n\n" + trains.replace(
+        "def play", "def train"
+    )
+    unknown = trains.replace("target=play", "target=imported")
+    for text in (trains, through_another, unknown):
+        assert "starts its own workers" in reason(text)
