@@ -209,3 +209,33 @@ def test_going_on_by_something_else_before_the_step_is_noted() -> None:
 def test_epochs_begin_one_by_one(numbers: str, ported: str) -> None:
     found = lines_of(f"{TRAINED}for epoch in {numbers}:\n    train()\n")
     assert f"for epoch in {ported}:" in found
+
+
+SAVED = f"{TRAINED}for epoch in range(3):\n    train()\n    torch.save(model.state_dict(), PATH)\n"
+
+
+@pytest.mark.parametrize(
+    ("rest", "is_once"),
+    [
+        ("model.load_state_dict(torch.load(PATH))\n", True),
+        ("state = torch.load(PATH, weights_only=True)\n", True),
+        ("state = torch.load(OTHER)\n", False),
+        ("if rank == 0:\n    state = torch.load(PATH)\n", False),
+        ("for _ in range(2):\n    state = torch.load(PATH)\n", False),
+    ],
+)
+def test_a_file_that_one_worker_writes_is_read_after_that(rest: str, is_once: bool) -> None:
+    """The others would find none, or a part of it: `pace.once` lets the writer go first."""
+    found = lines_of(f"{SAVED}{rest}")
+    assert found[found.index("    if pace.is_main:") + 1].endswith("PATH)")
+    assert ("with pace.once():" in found) is is_once
+
+
+def test_a_file_in_a_temporary_folder_is_written_by_every_worker_that_reads_it() -> None:
+    loop = "for epoch in range(3):\n    train()\n    torch.save(model.state_dict(), path)\n"
+    inside = (
+        f"path = os.path.join(folder, 'best.pt')\n{loop}model.load_state_dict(torch.load(path))\n"
+    )
+    head = "from tempfile import TemporaryDirectory\n" + TRAINED
+    found = lines_of(f"{head}with TemporaryDirectory() as folder:\n{indent(inside, '    ')}")
+    assert not any("pace.is_main" in one or "pace.once" in one for one in found)

@@ -29,7 +29,7 @@ from .iterators import row_that_takes
 from .leftovers import leftovers
 from .loops import Loop
 from .parts import Parts
-from .reading import INIT, WRAP, Source, writes
+from .reading import INIT, WRAP, Source, rereads, writes
 from .refusals import refuse_anywhere, refuse_loop
 from .together import needs_together
 from .tree import Binding, CannotDerive, SourceTree, TreeEdits, positional
@@ -464,8 +464,23 @@ def guard(
             is_once = False
         if not is_bound or is_once:
             headers[line] = f"with {pace}.once():" if is_once else f"if {pace}.is_main:"
+    for line in _rereads(script, flow):
+        headers.setdefault(line, f"with {pace}.once():")
     for lines in _neighbours(script, headers):
         edits.wrap(lines, headers[lines[0]])
+
+
+def _rereads(script: SourceTree, flow: Flow) -> list[cst.CSTNode]:
+    """Return the lines, outside of loops, that read a file which only one worker writes now.
+
+    The others come after it, so that none reads a file that is not there yet, or a part of it.
+    """
+    read = set(rereads(Source(script.module.code)))
+    calls = [
+        call for call in script.every_call if (script.line(call), script.code(call.func)) in read
+    ]
+    lines = [script.block_line(call) for call in calls if not any(flow.around(call))]
+    return [line for line in lines if isinstance(line, cst.SimpleStatementLine)]
 
 
 def _changes(node: cst.CSTNode) -> bool:
