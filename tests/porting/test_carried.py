@@ -75,13 +75,14 @@ ADDED = {
     "two_optimizers": 6,
     "until_good": 6,
     "windows": 7,
+    "wrapped_loader": 6,
 }
 """Lines that are new or changed, ``if pace.is_main`` and a loader's ``.plain`` among them."""
 SAME_IN_PARTS = (
     "accumulated", "by_iterator", "clamped_critic", "closure", "cycled", "full_batch",
     "kept_number", "module_level", "next_batch", "own_closure", "streamed", "trainer_class",
     "turns_of_two",
-    "two_modules", "two_optimizers", "windows",
+    "two_modules", "two_optimizers", "windows", "wrapped_loader",
 )  # fmt: skip
 """Neither dropout nor batch norm nor draws: two workers compute what one does."""
 

@@ -239,3 +239,33 @@ def test_a_file_in_a_temporary_folder_is_written_by_every_worker_that_reads_it()
     head = "from tempfile import TemporaryDirectory\n" + TRAINED
     found = lines_of(f"{head}with TemporaryDirectory() as folder:\n{indent(inside, '    ')}")
     assert not any("pace.is_main" in one or "pace.once" in one for one in found)
+
+
+BATCHES = f"""\
+class Batches:
+    def __init__(self, dl):
+        self.dl = dl
+    def __iter__(self):
+        for x in BODY:
+            yield x
+{MODEL}MADE
+for epoch in range(3):
+    for x in batches:
+{indent(TURN, "    ")}"""
+
+
+@pytest.mark.parametrize(
+    ("body", "made", "is_found"),
+    [
+        ("self.dl", "batches = Batches(DataLoader(data))", True),
+        ("enumerate(self.dl)", "batches = Batches(DataLoader(data))", True),
+        ("range(9)", "batches = Batches(DataLoader(data))", False),
+        ("self.dl", "batches = DataLoader(data)\nif gpu:\n    batches = Batches(batches)", False),
+    ],
+)
+def test_a_loader_inside_an_object_is_prepared_where_it_is_seen(
+    body: str, made: str, is_found: bool
+) -> None:
+    found = judged(BATCHES.replace("BODY", body).replace("MADE", made))
+    assert ("batches.dl = pace.prepare(model, optimizer, batches.dl)" in found.diff) is is_found
+    assert ("and not the Batches over which the loop iterates" in found.reason) is not is_found

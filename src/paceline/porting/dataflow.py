@@ -16,6 +16,7 @@ import libcst as cst
 
 from .tree import Binding, CannotDerive, Scope, SourceTree, by_name, positional
 
+_WITHOUT = ("torch.no_grad", "torch.inference_mode", "autograd.no_grad")
 _DEPTH = 8
 AnyLoop: TypeAlias = cst.For | cst.While
 
@@ -257,7 +258,7 @@ class Flow:
         if not isinstance(expr, cst.Name):
             raise CannotDerive
         if code in parameters(home):
-            calls = self.calls_of(home)
+            calls = self.calls_with_gradients(home) or self.calls_of(home)
             arguments = [call.given.get(code) for call in calls]
             names = {
                 self.express(argument, goal, depth + 1)
@@ -290,6 +291,37 @@ class Flow:
         if not calls:
             return [here]
         return [[*here, *rest] for call in calls for rest in self.around(call.node, depth + 1)]
+
+    def around_steps(self, node: cst.CSTNode, depth: int = 0) -> list[list[AnyLoop]]:
+        """Return what `around` does, without the ways on which no gradient is computed."""
+        if self._is_without_gradients(node):
+            return []
+        here = [ancestor for ancestor in self.script.up(node) if isinstance(ancestor, AnyLoop)]
+        calls = self.calls_of(self.script.scope(node)) if depth < _DEPTH else []
+        if not calls:
+            return [here]
+        return [
+            [*here, *rest] for call in calls for rest in self.around_steps(call.node, depth + 1)
+        ]
+
+    def calls_with_gradients(self, function: Scope) -> list[FunctionCall]:
+        """Return the calls of a function, without those that can only validate."""
+        return [
+            call for call in self.calls_of(function) if not self._is_without_gradients(call.node)
+        ]
+
+    def _is_without_gradients(self, node: cst.CSTNode) -> bool:
+        """Whether a node is under ``torch.no_grad()`` or ``inference_mode()`` in its function."""
+        for ancestor in self.script.up(node):
+            held: list[cst.BaseExpression] = []
+            if isinstance(ancestor, cst.With):
+                held = [item.item for item in ancestor.items]
+            elif isinstance(ancestor, cst.FunctionDef):
+                held = [decorator.decorator for decorator in ancestor.decorators]
+            functions = (part.func if isinstance(part, cst.Call) else part for part in held)
+            if any(self.script.meaning(part).endswith(_WITHOUT) for part in functions):
+                return True
+        return False
 
     def is_repeated(self, scope: Scope) -> bool:
         """Whether a function is called in a loop, or by a function that is."""

@@ -259,7 +259,7 @@ class Stepping(OptimizerSteps):
         script = self.script
         loops = {}
         for call, _ in self.steps:
-            for chain in self.flow.around(call):
+            for chain in self.flow.around_steps(call):
                 if not chain:
                     raise CannotDerive(
                         f"line {script.line(call)} steps outside of any loop; each step needs a "

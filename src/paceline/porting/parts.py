@@ -14,6 +14,7 @@ import libcst as cst
 from .dataflow import AnyLoop, Flow
 from .endless import endless
 from .indexed import check_visible
+from .iterators import inner_loader
 from .loops import Stepping
 from .reading import INIT, WRAP
 from .tree import CannotDerive, Scope, SourceTree
@@ -175,7 +176,7 @@ class Parts:
         scope, use = self.script.scope(self.loop.node), self.loop.node
         for _ in range(_DEPTH):
             yield scope, use
-            calls = self.flow.calls_of(scope)
+            calls = self.flow.calls_with_gradients(scope)
             if not calls:
                 return
             ways = {self.script.scope(call.node): call.node for call in reversed(calls)}
@@ -212,6 +213,8 @@ class Parts:
             check_visible(self.flow, self.loop.node, scope, set(self.script.within(self._line)))
         for name in (*self.models, *self.optimizers, *([self.loader] if self.loader else [])):
             self._check_bound(name, scope)
+        if loader is not None and (attribute := inner_loader(self.flow, loader)):
+            self.loader = f"{self.loader}.{attribute}"
         self.schedulers = [
             scheduler_name
             for scheduler in self.training.schedulers().values()

@@ -25,7 +25,7 @@ from .counting import TurnCount, count_of
 from .dataflow import AnyLoop, Flow
 from .endless import Endless
 from .group import leave_group
-from .iterators import row_that_takes
+from .iterators import inner_loader, row_that_takes
 from .leftovers import leftovers
 from .loops import Loop
 from .parts import Parts
@@ -163,6 +163,8 @@ def _peek(parts: Parts, edits: TreeEdits) -> None:
     """Let ``iter`` outside the loop look at the plain loader, so that it opens no epoch."""
     script, loop = parts.script, parts.loop
     assert loop.loader is not None
+    if inner_loader(parts.flow, loop.loader):
+        return
     names = {script.scope(loop.node): script.code(loop.loader), parts.scope: parts.loader}
     own_iterations = [] if loop.taken is None else loop.taken.iterations
     for call in script.calls("iter"):
