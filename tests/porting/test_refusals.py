@@ -611,3 +611,64 @@ def test_a_process_that_computes_no_gradients_is_a_workers_own() -> None:
     unknown = trains.replace("target=play", "target=imported")
     for text in (trains, through_another, unknown):
         assert "starts its own workers" in reason(text)
+
+
+SHARED = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+train, valid = DataLoader(data, batch_size=8), DataLoader(held_out, batch_size=8)
+
+
+def run(loader, opt=None):
+    for x, y in loader:
+        loss = nn.functional.cross_entropy(model(x), y)
+        if opt:
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+
+
+for epoch in range(3):
+    run(train, optimizer)
+    run(valid)
+"""
+
+
+def test_a_loop_that_trains_and_validates_is_named_with_its_calls() -> None:
+    said = "lines 20, 21 call run(), whose loop of line 11 trains; where it only validates call"
+    assert said in reason(SHARED)
+    alone = SHARED.replace("    run(valid)", "    with torch.no_grad():\n        run(valid)")
+    assert "model, optimizer, train = pace.prepare(model, optimizer, train)" in port(alone)
+
+
+TWICE = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+def train(model, loader, epochs):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+
+loader = DataLoader(data, batch_size=8)
+teacher, student = nn.Linear(4, 2), nn.Linear(4, 2)
+train(teacher, loader, 3)
+train(student, loader, 3)
+"""
+
+
+def test_two_trainings_by_one_function_are_trials() -> None:
+    said = reason(TWICE)
+    assert "lines 17, 18 all call the function that trains, but a run is one training" in said
+    lines = "around the loop of line 8, in it first model, optimizer, loader = pace.prepare(model"
+    assert f"write with pace.trial(): {lines}" in said
