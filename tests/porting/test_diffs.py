@@ -220,6 +220,7 @@ SAVED = f"{TRAINED}for epoch in range(3):\n    train()\n    torch.save(model.sta
         ("model.load_state_dict(torch.load(PATH))\n", True),
         ("state = torch.load(PATH, weights_only=True)\n", True),
         ("state = torch.load(OTHER)\n", False),
+        ("state = torch.load('best.pt')\n", True),
         ("if rank == 0:\n    state = torch.load(PATH)\n", False),
         ("for _ in range(2):\n    state = torch.load(PATH)\n", False),
     ],

@@ -114,3 +114,9 @@ def test_each_is_a_sentence_with_its_line() -> None:
     said = list(notes_of_loop(text + "    if loss > 3:\n        break\n", "train.py"))
     assert any(one.startswith("train.py:18 clears kept at the end of an iteration") for one in said)
     assert any(one.startswith("train.py:20 ends the run where one worker") for one in said)
+
+
+def test_a_mean_over_the_batches_of_one_process_is_said() -> None:
+    [said] = means_of(DIVIDED.replace("len(loader.dataset)", "len(loader)"))
+    assert said.startswith("train.py:15 divides right by the number of batches: where workers do")
+    assert means_of(DIVIDED.replace("len(loader.dataset)", "len(test)")) == []

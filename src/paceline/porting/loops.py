@@ -32,7 +32,10 @@ _PASSED_ON = re.compile(
 )
 """Functions that yield the batches of their first argument one by one."""
 _LITERALS = cst.List | cst.ListComp | cst.Tuple | cst.Dict | cst.Set | cst.BaseNumber
-_MAKES_LISTS = ("range", "zip", "list", "sorted", "reversed", "tuple", "random.sample")
+_MAKES_LISTS = (
+    "range", "zip", "list", "sorted", "reversed", "tuple", "random.sample", "numpy.split",
+    "numpy.array_split", "torch.split", "torch.chunk", "torch.tensor_split",
+)  # fmt: skip
 _DEPTH = 8
 _NO_LOOP = "no optimizer.step() in a loop was found; if another file has the loop, check that file"
 

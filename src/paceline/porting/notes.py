@@ -4,7 +4,8 @@
     iteration, a computation with its number, collections, a second loader, a break
         ->  a sentence each, with its line
 
-None of them prevents the change. This module must not know how a diff is made.
+None of them prevents the change. Above 300 lines, since each note is beside what it is read from.
+This module must not know how a diff is made.
 """
 
 import re
@@ -145,7 +146,7 @@ def _is_quotient(value: cst.BaseExpression) -> bool:
 
 
 def _notes_of_means(training: Stepping, name: str) -> Iterator[str]:
-    """Yield notes on sums over a worker's part that are divided by all samples."""
+    """Yield notes on sums over a worker's part that are divided by what it may not have had."""
     script, loop = training.flow.script, training.loop
     if loop.loader is None:
         return
@@ -164,6 +165,12 @@ def _notes_of_means(training: Stepping, name: str) -> Iterator[str]:
         if script.scope(mean) is not script.scope(loop.node):
             continue
         added_up = sorted(sums & script.inside(mean.left))
+        if added_up and script.code(mean.right) == f"len({script.code(loop.loader)})":
+            yield (
+                f"{name}:{script.line(mean)} divides {added_up[0]} by the number of batches: where "
+                "workers do not step together (k-sync, async and the like) one takes more of them "
+                "and another fewer; divide by a count of the loop's own"
+            )
         if added_up and everything in script.inside(mean.right):
             yield (
                 f"{name}:{script.line(mean)} divides {added_up[0]}, which each worker adds up over "

@@ -155,16 +155,29 @@ def writes(source: Source) -> Iterator[tuple[int, str, str]]:
 def rereads(source: Source) -> Iterator[tuple[int, str]]:
     """Yield what all workers would read of a file that is written above: line and function."""
     written = [
-        (call.lineno, {source.code(part) for part in (*call.args, *_values(call))})
+        (call.lineno, part)
         for call in (node for node in ast.walk(source.tree) if isinstance(node, ast.Call))
         if _is_save(source, call) and not _is_guarded(source, call)
+        for part in (*call.args, *_values(call))
     ]
     for call in source.calls(*_LOADS):
-        path = source.code(call.args[0]) if call.args else ""
-        if _is_guarded(source, call):
+        if not call.args or _is_guarded(source, call):
             continue
-        if any(line < call.lineno and path in parts for line, parts in written):
+        if any(
+            line < call.lineno and _may_be(source, part, call.args[0]) for line, part in written
+        ):
             yield call.lineno, source.code(call.func)
+
+
+def _may_be(source: Source, written: ast.expr, read: ast.expr) -> bool:
+    """Whether two paths may be one: of the same text, or one a name and one ``"best.pt"``."""
+    if source.code(written) == source.code(read):
+        return True
+    is_text = [
+        isinstance(path, ast.Constant) and isinstance(path.value, str) for path in (written, read)
+    ]
+    is_name = [isinstance(path, ast.Name | ast.Attribute) for path in (written, read)]
+    return any(is_text) and any(is_name)
 
 
 def _values(call: ast.Call) -> Iterator[ast.expr]:
