@@ -674,8 +674,9 @@ def test_two_trainings_by_one_function_are_trials() -> None:
     assert f"write with pace.trial(): {lines}" in said
 
 
-def test_a_list_that_is_cut_into_batches_is_no_loader() -> None:
-    rows = "    batches = np.array_split(np.random.permutation(64), 8)\n    for batch in batches:\n"
+@pytest.mark.parametrize("made", ["np.array_split(np.random.permutation(64), 8)", "[0, 1] * 4"])
+def test_a_list_of_batches_is_no_loader(made: str) -> None:
+    rows = f"    batches = {made}\n    for batch in batches:\n"
     text = SCRIPT.replace("    for x, y in loader:\n", f"{rows}        x, y = data[batch]\n")
     said = reason(f"import numpy as np\n{text}")
     assert "iterates over no DataLoader: make one of what it takes batches from" in said

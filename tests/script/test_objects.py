@@ -97,3 +97,9 @@ def test_schedulers_that_were_not_prepared_are_found_the_oldest_first(shows: boo
     assert StraySchedulers(optimizer, [known]).found() == [first, second, third]
     assert StraySchedulers(other).found() == [apart]
     assert StraySchedulers(other, [apart]).found() == []
+
+
+def test_a_list_of_items_is_refused_with_the_loader_to_make_of_it() -> None:
+    model = nn.Linear(2, 1)
+    with pytest.raises(ConfigError, match=r"got list; for items of which each is a step's: load"):
+        sort_out((model, torch.optim.SGD(model.parameters(), lr=0.1), [torch.zeros(2)]))

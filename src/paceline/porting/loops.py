@@ -144,12 +144,15 @@ class OptimizerSteps:
         origins = self.flow.origins(expr)
         if any(self.makes_loader(origin) for origin in origins):
             return True
-        is_other = bool(origins) and all(
-            isinstance(origin, _LITERALS)
-            or (isinstance(origin, cst.Call) and self.script.meaning(origin.func) in _MAKES_LISTS)
-            for origin in origins
-        )
-        return False if is_other else None
+        return False if origins and all(map(self._is_other, origins)) else None
+
+    def _is_other(self, origin: cst.BaseExpression) -> bool:
+        """Whether this can be no loader: a literal, ``list(...)``, ``[...] * 4``."""
+        if isinstance(origin, cst.BinaryOperation):
+            return self._is_other(origin.left) or self._is_other(origin.right)
+        if isinstance(origin, cst.Call):
+            return self.script.meaning(origin.func) in _MAKES_LISTS
+        return isinstance(origin, _LITERALS)
 
     def makes_loader(self, value: cst.BaseExpression) -> bool:
         """Whether this makes a ``DataLoader``, or a subclass of the script's own."""
