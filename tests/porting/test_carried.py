@@ -68,6 +68,7 @@ ADDED = {
     "module_level": 6,
     "next_batch": 7,
     "own_closure": 6,
+    "own_optimizer": 8,
     "streamed": 6,
     "trainer_class": 8,
     "turns_of_two": 7,
@@ -80,9 +81,8 @@ ADDED = {
 """Lines that are new or changed, ``if pace.is_main`` and a loader's ``.plain`` among them."""
 SAME_IN_PARTS = (
     "accumulated", "by_iterator", "clamped_critic", "closure", "cycled", "full_batch",
-    "kept_number", "module_level", "next_batch", "own_closure", "streamed", "trainer_class",
-    "turns_of_two",
-    "two_modules", "two_optimizers", "windows", "wrapped_loader",
+    "kept_number", "module_level", "next_batch", "own_closure", "own_optimizer", "streamed",
+    "trainer_class", "turns_of_two", "two_modules", "two_optimizers", "windows", "wrapped_loader",
 )  # fmt: skip
 """Neither dropout nor batch norm nor draws: two workers compute what one does."""
 

@@ -232,6 +232,15 @@ def test_a_file_that_one_worker_writes_is_read_after_that(rest: str, is_once: bo
     assert ("with pace.once():" in found) is is_once
 
 
+@pytest.mark.parametrize(("where", "is_once"), [("", True), ("state = best()\n", False)])
+def test_it_is_read_so_where_training_is_over(where: str, is_once: bool) -> None:
+    """What is read before it, too, may be inside such a block already."""
+    reads = "def best():\n    torch.save({}, PATH)\n    return 0\n"
+    reads = f"{reads}def last():\n    state = torch.load(PATH)\n    return state\n"
+    text = f"{MODEL}{reads}{where.replace('best', 'last')}{SAVED.removeprefix(MODEL)}last()\n"
+    assert ("    with pace.once():" in lines_of(text)) is is_once
+
+
 def test_a_file_in_a_temporary_folder_is_written_by_every_worker_that_reads_it() -> None:
     loop = "for epoch in range(3):\n    train()\n    torch.save(model.state_dict(), path)\n"
     inside = (

@@ -120,3 +120,33 @@ def test_a_mean_over_the_batches_of_one_process_is_said() -> None:
     [said] = means_of(DIVIDED.replace("len(loader.dataset)", "len(loader)"))
     assert said.startswith("train.py:15 divides right by the number of batches: where workers do")
     assert means_of(DIVIDED.replace("len(loader.dataset)", "len(test)")) == []
+
+
+HELD = """\
+import torch
+from torch import nn
+
+
+class Net(nn.Linear):
+    def keep(self, x):
+        self.data.append(self(x).mean())
+
+    def learn(self):
+        optimizer.zero_grad()
+        torch.stack(self.data).mean().backward()
+        optimizer.step()
+        self.data = []
+
+
+net = Net(4, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for it in range(9):
+    net.keep(torch.randn(8, 4))
+    net.learn()
+"""
+
+
+def test_what_an_object_collects_is_cleared_by_its_name_in_the_turn() -> None:
+    assert found(HELD) == [("net.data", True)]
+    two = HELD.replace("optimizer = ", "other = Net(4, 2)\noptimizer = ")
+    assert found(two) == [("self.data", False)]

@@ -10,6 +10,7 @@ what its results are used for.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
 import libcst as cst
@@ -104,7 +105,7 @@ class Flow:
         names = parameters(function)[owner is not None :]
         calls = []
         for call in self.script.calls(name):
-            is_same_function = isinstance(call.func, cst.Name) or self._is_of(call, owner)
+            is_same_function = isinstance(call.func, cst.Name) or self.is_of(call, owner)
             if is_same_function and not self._stands_in(call, function):
                 given = dict(zip(names, positional(call), strict=False))
                 calls.append(FunctionCall(call, given | by_name(call)))
@@ -116,7 +117,7 @@ class Flow:
                 calls.append(FunctionCall(call, dict(zip(names[1:], values, strict=False))))
         return calls
 
-    def _is_of(self, call: cst.Call, owner: cst.ClassDef | None) -> bool:
+    def is_of(self, call: cst.Call, owner: cst.ClassDef | None) -> bool:
         """Whether a method is called on an object of this class, as far as that can be seen."""
         if owner is None or not isinstance(call.func, cst.Attribute):
             return False
@@ -251,7 +252,9 @@ class Flow:
                 raise CannotDerive
             if self.owner(goal) is owner:
                 return code
-            return self.express(self._attribute(owner, code), goal, depth + 1)
+            with suppress(CannotDerive):
+                return self.express(self._attribute(owner, code), goal, depth + 1)
+            return code.replace("self", self.instance(owner, goal), 1)
         home = self.home(root, scope)
         if home is self.home(root, goal):
             return code
@@ -272,6 +275,22 @@ class Flow:
         if len(values) != 1 or values[0].place is not None:
             raise CannotDerive
         return self.express(values[0].value, goal, depth + 1)
+
+    def instance(self, owner: cst.ClassDef, goal: Scope) -> str:
+        """Return what the only object of a class is called in a function.
+
+        Raises:
+            CannotDerive: there are several, or it has no name there.
+        """
+        made = [
+            binding
+            for binding in self.script.bindings
+            if isinstance(binding.value, cst.Call)
+            and self.script.code(binding.value.func) == owner.name.value
+        ]
+        if len(made) != 1 or self.home(made[0].name, goal) is not self._scope_of(made[0]):
+            raise CannotDerive
+        return made[0].name
 
     def _attribute(self, owner: cst.ClassDef, code: str) -> cst.BaseExpression:
         """Return what ``self.x`` is first set to in ``__init__``."""
