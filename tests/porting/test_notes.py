@@ -150,3 +150,30 @@ def test_what_an_object_collects_is_cleared_by_its_name_in_the_turn() -> None:
     assert found(HELD) == [("net.data", True)]
     two = HELD.replace("optimizer = ", "other = Net(4, 2)\noptimizer = ")
     assert found(two) == [("self.data", False)]
+
+
+@pytest.mark.parametrize(("indent", "is_said"), [("    ", True), ("", False)])
+def test_weights_that_are_loaded_between_epochs_are_said(indent: str, is_said: bool) -> None:
+    head, loop = DIVIDED.split("for inputs")
+    body = "".join(f"    {row}\n" for row in f"for inputs{loop}".splitlines())
+    text = f"{head}for epoch in range(3):\n{body}{indent}model.load_state_dict(best)\n"
+    said = [one for one in notes_of_loop(text, "train.py") if "loads weights into model" in one]
+    assert bool(said) is is_said
+    assert all("write pace.publish(model) after it" in one for one in said)
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_said"),
+    [
+        ("(i + 1) * len(x)", True),
+        ("i * len(x)", True),
+        ("i + len(x)", False),
+        ("2 * len(x)", False),
+    ],
+)
+def test_progress_by_the_length_of_a_batch_is_said(shown: str, is_said: bool) -> None:
+    text = DIVIDED.replace("for inputs, targets in loader", "for i, (x, y) in enumerate(loader)")
+    text = text.replace("inputs", "x").replace("targets", "y")
+    text = text.replace("    right", f"    print({shown})\n    right")
+    said = [one for one in notes_of_loop(text, "train.py") if "counts samples by len(x)" in one]
+    assert [one.partition(" ")[0] for one in said] == ["train.py:14"] * is_said
