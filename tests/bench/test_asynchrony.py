@@ -33,7 +33,7 @@ def measured(calls: int) -> Asynchrony:
         backend.close()
 
 
-def test_both_kinds_are_predicted_by_the_documents_formulas() -> None:
+def test_blocking_and_queued_times_match_the_formulas() -> None:
     found = measured(60)
     t1_s, t2_s, t3_s = found.t1.mean_s, found.t2.mean_s, found.t3.mean_s
     assert found.blocking_predicted_s == pytest.approx(60 * (t1_s + t2_s + t3_s))
@@ -44,11 +44,11 @@ def test_both_kinds_are_predicted_by_the_documents_formulas() -> None:
     assert min(found.blocking_s, found.queued_s) >= 60 * CALL_S
 
 
-def test_the_depth_that_is_found_is_the_depth_that_was_made() -> None:
+def test_measured_queue_depth_is_the_real_depth() -> None:
     assert measured(10).depth == 16
 
 
-def test_the_cpus_operation_takes_longer_than_queueing_it() -> None:
+def test_cpu_operation_takes_longer_than_queueing_it() -> None:
     backend = make_backend(torch.device("cpu"))
     try:
         assert "torch has no queue on a CPU" in backend.title
@@ -58,7 +58,7 @@ def test_the_cpus_operation_takes_longer_than_queueing_it() -> None:
         backend.close()
 
 
-def test_the_verb_says_what_it_is(say: Say) -> None:
+def test_bench_async_reports_calls_depth_and_chapter(say: Say) -> None:
     code, out, err = say("bench async --calls 50 --device cpu --json")
     assert code == 0, err
     found = json.loads(out)
@@ -68,7 +68,7 @@ def test_the_verb_says_what_it_is(say: Say) -> None:
     assert say("bench async --calls 3 --device cpu")[0] == 2
 
 
-def test_the_text_is_honest_about_a_cpu() -> None:
+def test_cpu_report_says_that_queueing_changes_nothing() -> None:
     toy = numpy_and_torch(torch.device("cpu"), num_rounds=1)
     text = "\n".join(render_asynchrony(measured(10), toy, "cpu"))
     for word in (

@@ -15,7 +15,7 @@ Say = Callable[[str], tuple[int, str, str]]
 
 
 @given(st.integers(0, 10_000), st.integers(1, 20_000))
-def test_what_is_found_fits_and_a_little_more_does_not(limit: int, most: int) -> None:
+def test_largest_batch_fits_and_slightly_more_does_not(limit: int, most: int) -> None:
     found = largest_batch(lambda batch: batch <= limit, most)
     assert found.fits <= limit
     if found.ends is None:
@@ -26,7 +26,7 @@ def test_what_is_found_fits_and_a_little_more_does_not(limit: int, most: int) ->
     assert len(found.tried) == len(set(found.tried)) <= 32
 
 
-def test_one_sample_is_tried_only_where_two_do_not_fit() -> None:
+def test_one_sample_is_tried_only_if_two_do_not_fit() -> None:
     """Batch norm cannot train on one."""
     assert 1 not in largest_batch(lambda batch: batch <= 40, most=1000).tried
     for limit in (0, 1):
@@ -34,12 +34,12 @@ def test_one_sample_is_tried_only_where_two_do_not_fit() -> None:
         assert (found.fits, found.ends, found.tried) == (limit, limit + 1, (2, 1))
 
 
-def test_the_example_is_true() -> None:
+def test_doctests_pass() -> None:
     assert doctest.testmod(batch_size).failed == 0
 
 
 @pytest.mark.timeout(600)
-def test_what_the_verb_finds_fits_and_a_tenth_more_does_not(say: Say) -> None:
+def test_found_batch_size_fits_and_a_tenth_more_does_not(say: Say) -> None:
     code, out, err = say("tune batch-size lenet --memory 400MiB --workers 2 --device cpu --json")
     assert code == 0, err
     found = json.loads(out)
@@ -51,7 +51,7 @@ def test_what_the_verb_finds_fits_and_a_tenth_more_does_not(say: Say) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("batch", "does_fit"), [(4, True), (100_000, False)])
-def test_workers_at_once_are_tried(batch: int, does_fit: bool) -> None:
+def test_fit_is_tested_with_all_workers_at_once(batch: int, does_fit: bool) -> None:
     arguments = {"spec": "lenet", "precision": "fp32", "device": "cpu", "threads": 1,
                  "limit_bytes": 200 * 2**20}  # fmt: skip
     assert do_fit_together(arguments, batch, 2) == does_fit
@@ -70,7 +70,7 @@ def test_workers_at_once_are_tried(batch: int, does_fit: bool) -> None:
         ("tune batch-size lenet --precision fp16 --device cpu", "fp16 training needs a GPU"),
     ],
 )
-def test_what_cannot_be_is_refused(say: Say, line: str, said: str) -> None:
+def test_invalid_options_are_refused(say: Say, line: str, said: str) -> None:
     code, _, err = say(line)
     assert code == 2
     assert said in err

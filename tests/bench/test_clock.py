@@ -45,7 +45,7 @@ class Wait:
 
 
 @pytest.mark.parametrize(("seconds", "count"), [(0.5, 2), (0.25, 10), (0.125, 50)])
-def test_the_time_of_a_queue_with_known_delays_is_right(
+def test_queued_work_of_known_delays_is_timed_exactly(
     queue: WorkQueue, monkeypatch: pytest.MonkeyPatch, seconds: float, count: int
 ) -> None:
     """To the last bit, where nothing but the queued work takes time."""
@@ -62,7 +62,7 @@ def test_the_time_of_a_queue_with_known_delays_is_right(
     assert bench.seconds == seconds * count
 
 
-def test_by_the_machines_clock_it_is_what_the_queue_says_itself(queue: WorkQueue) -> None:
+def test_measured_time_agrees_with_the_times_of_the_queue(queue: WorkQueue) -> None:
     """From before the first began until the last had ended, and no more than the block took."""
     work = Wait(0.002)
     before_s = time.perf_counter()
@@ -73,7 +73,7 @@ def test_by_the_machines_clock_it_is_what_the_queue_says_itself(queue: WorkQueue
     assert work.spans[-1][1] - work.spans[0][0] <= bench.seconds <= after_s - before_s
 
 
-def test_without_waiting_only_the_queueing_is_measured(queue: WorkQueue) -> None:
+def test_only_queueing_is_measured_without_waiting(queue: WorkQueue) -> None:
     gate = threading.Event()
     with Benchmark("queueing", quiet=True) as bench:
         queue.put(gate.wait)
@@ -82,7 +82,7 @@ def test_without_waiting_only_the_queueing_is_measured(queue: WorkQueue) -> None
     gate.set()
 
 
-def test_work_queued_before_does_not_count(queue: WorkQueue) -> None:
+def test_work_queued_earlier_is_not_counted(queue: WorkQueue) -> None:
     early = Wait(0.05)
     queue.put(early)
     with Benchmark("late", waits_for=[queue], quiet=True) as bench:
@@ -106,7 +106,7 @@ class Accelerator:
         self.waited_for.append(index)
 
 
-def test_only_accelerators_in_use_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_accelerators_in_use_are_synchronized(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     fake = Accelerator()
@@ -119,7 +119,7 @@ def test_only_accelerators_in_use_are_waited_for(monkeypatch: pytest.MonkeyPatch
     assert fake.waited_for == [0, 0]
 
 
-def test_it_prints_what_the_chapters_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_has_the_format_of_the_chapter(capsys: pytest.CaptureFixture[str]) -> None:
     with paceline.Benchmark("Without torchscript") as bench:
         pass
     with paceline.Benchmark():
@@ -129,7 +129,7 @@ def test_it_prints_what_the_chapters_prints(capsys: pytest.CaptureFixture[str]) 
     )
 
 
-def test_inner_ones_are_part_of_the_outer_and_print_further_right(
+def test_inner_benchmarks_count_in_the_outer_and_print_indented(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with Benchmark("outer") as outer, Benchmark("inner") as inner:
@@ -140,7 +140,7 @@ def test_inner_ones_are_part_of_the_outer_and_print_further_right(
     assert second.startswith("outer: ")
 
 
-def test_warm_ups_are_printed_as_such_and_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warm_ups_are_labelled_and_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
     bench = Benchmark("step", warmup=2)
     for _ in range(5):
         with bench:
@@ -150,7 +150,7 @@ def test_warm_ups_are_printed_as_such_and_do_not_count(capsys: pytest.CaptureFix
     assert ["warm-up" in line for line in lines] == [True, True, False, False, False]
 
 
-def test_a_decorated_function_is_repeated_and_returns_its_result(
+def test_decorated_function_is_repeated_and_returns_its_result(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     calls: list[int] = []
@@ -171,7 +171,7 @@ def test_a_decorated_function_is_repeated_and_returns_its_result(
     assert "sec (median of 3, 0." in first
 
 
-def test_a_function_may_call_itself() -> None:
+def test_decorated_function_may_be_recursive() -> None:
     bench = Benchmark("factorial", quiet=True)
 
     @bench
@@ -182,7 +182,7 @@ def test_a_function_may_call_itself() -> None:
     assert sorted(bench.timing.samples_s) == list(bench.timing.samples_s)  # the inner end first
 
 
-def test_a_block_that_raises_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_block_that_raises_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
     bench = Benchmark("broken")
     with pytest.raises(ValueError, match="mine"), bench:
         raise ValueError("mine")
@@ -201,10 +201,10 @@ def test_a_block_that_raises_is_not_measured(capsys: pytest.CaptureFixture[str])
         (lambda: WorkQueue(depth=1), "depth must be >= 2"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make: Callable[[], object], said: str) -> None:
+def test_invalid_arguments_are_refused(make: Callable[[], object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make()
 
 
-def test_the_example_is_true() -> None:
+def test_doctests_pass() -> None:
     assert doctest.testmod(clock).failed == 0

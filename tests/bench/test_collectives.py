@@ -37,7 +37,7 @@ COST = HostCost(
 """50 us a message and 1 ns a byte, at each end."""
 
 
-def test_the_examples_are_true() -> None:
+def test_doctests_pass() -> None:
     assert doctest.testmod(collectives).failed == doctest.testmod(transfers).failed == 0
 
 
@@ -52,7 +52,7 @@ def row(name: str, num_bytes: int, seconds: float, predicted_s: float | None) ->
     )
 
 
-def test_ranks_meet_at_a_path_with_a_hash(tmp_path: Path) -> None:
+def test_meeting_path_may_contain_a_hash(tmp_path: Path) -> None:
     folder = tmp_path / "a#b?c"
     folder.mkdir()
     seat = collective_seat.CollectiveSeat(rank=0, num_ranks=1, meeting=str(folder / "meeting"))
@@ -62,7 +62,7 @@ def test_ranks_meet_at_a_path_with_a_hash(tmp_path: Path) -> None:
         seat.close()
 
 
-def test_known_times_are_printed_with_where_one_takes_over() -> None:
+def test_known_times_are_printed_with_crossovers() -> None:
     small, large = 1 << 10, 1 << 24
     found = MeasuredCollectives(
         operation=Operation.ALL_REDUCE,
@@ -97,7 +97,7 @@ def test_known_times_are_printed_with_where_one_takes_over() -> None:
     assert json.loads(json.dumps(found.to_json()))["crossings"][0]["below"] == "tree"
 
 
-def test_two_processes_are_measured_and_what_they_took_is_kept(
+def test_times_of_two_processes_are_measured_and_saved(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -123,7 +123,7 @@ def test_two_processes_are_measured_and_what_they_took_is_kept(
     assert f"kept in {tmp_path / 'paceline' / 'ceilings.json'}" in err
 
 
-def test_a_part_of_the_measurement_leaves_what_was_kept_as_it_is(
+def test_partial_measurement_leaves_saved_times_unchanged(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -149,7 +149,7 @@ def test_a_part_of_the_measurement_leaves_what_was_kept_as_it_is(
         ("hub", "1KiB,4MiB", False),
     ],
 )
-def test_a_run_goes_by_all_collectives_at_sizes_up_to_those_that_it_sums(
+def test_only_complete_measurements_are_used_by_runs(
     names: str | None, sizes: str, is_whole: bool
 ) -> None:
     asked = CollectivesQuestion.read("all-reduce", workers=2, names=names, sizes=sizes, rounds=1)
@@ -167,20 +167,20 @@ def test_a_run_goes_by_all_collectives_at_sizes_up_to_those_that_it_sums(
         ("all-reduced", "unknown operation 'all-reduced'; did you mean 'all-reduce'?"),
     ],
 )
-def test_what_cannot_be_measured_is_said_before_it_begins(say: Say, line: str, said: str) -> None:
+def test_invalid_options_are_refused_before_measuring(say: Say, line: str, said: str) -> None:
     code, _, err = say(f"bench collectives {line}")
     assert code != 0
     assert said in err
 
 
-def test_a_size_without_its_b_is_the_same_size() -> None:
+def test_size_may_omit_the_b() -> None:
     assert sizes_of("64Ki, 1Mi,64,8B") == (8, 64, 65536, 1 << 20)
     for text in ("64K", "KiB", "1KiMiB", "1.5MiB"):
         with pytest.raises(ConfigError, match="must be sizes such as"):
             sizes_of(text)
 
 
-def test_without_names_all_that_have_the_operation_are_measured() -> None:
+def test_all_collectives_with_the_operation_are_measured_by_default() -> None:
     def fitting(operation: Operation, num_ranks: int) -> list[str]:
         return CollectivesQuestion(
             num_ranks=num_ranks, operation=operation, names=(), sizes_bytes=(4,)

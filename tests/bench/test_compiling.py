@@ -45,7 +45,7 @@ def timing(*samples_s: float) -> Timing:
     return Timing(name="a way", samples_s=samples_s)
 
 
-def test_a_gain_is_found_block_by_block() -> None:
+def test_gain_compares_blocks_pairwise() -> None:
     gain = gain_of(timing(2.0, 20.0, 2.0, 2.0), timing(1.0, 10.0, 1.0, 1.0))
     assert (gain.speedup, gain.call_s, gain.is_faster) == (2.0, 1.0, True)
     assert gain_of(timing(1.0, 1.0, 2.0, 2.0), timing(2.0, 2.0, 1.0, 1.0)).is_faster is None
@@ -53,7 +53,7 @@ def test_a_gain_is_found_block_by_block() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_ways_agree_and_the_break_even_follows_from_the_figures() -> None:
+def test_ways_agree_and_break_even_follows_from_their_times() -> None:
     said: list[str] = []
     question = WaysQuestion(ways=("eager", "script", "trace"), calls=ROUNDS)
     found = compare_ways(question, said.append)
@@ -82,7 +82,7 @@ def test_ways_agree_and_the_break_even_follows_from_the_figures() -> None:
 
 @needs_compiler
 @pytest.mark.timeout(600)
-def test_compiled_ways_run_and_recompiles_are_counted() -> None:
+def test_compiled_ways_run_and_recompilations_are_counted() -> None:
     question = WaysQuestion(subject="softmax", ways=("compile", "aoti"), calls=ROUNDS)
     found = compare_ways(question, lambda line: None)
     eager, compiled, packed = found.results
@@ -102,7 +102,7 @@ def test_compiled_ways_run_and_recompiles_are_counted() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_way_that_fails_says_why_and_the_others_are_there(
+def test_failing_way_gives_its_reason_and_the_others_still_run(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "oddtask.py").write_text(ODD)
@@ -129,14 +129,14 @@ def test_a_way_that_fails_says_why_and_the_others_are_there(
         ("bench compile lenett --ways eager", "did you mean 'lenet'"),
     ],
 )
-def test_what_cannot_be_is_refused(say: Say, line: str, said: str) -> None:
+def test_invalid_options_are_refused(say: Say, line: str, said: str) -> None:
     code, _, err = say(line)
     assert code == 2
     assert said in err
     assert "Traceback" not in err
 
 
-def test_a_model_that_does_not_run_at_all_is_an_error(
+def test_model_that_does_not_run_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "oddtask.py").write_text(ODD.replace("self.layer(x)", "x.no_such_thing()"))

@@ -29,7 +29,7 @@ EXPORT = Export(
 )  # fmt: skip
 
 
-def test_the_json_has_names_and_numbers_only() -> None:
+def test_json_has_only_names_and_numbers() -> None:
     found = json.loads(json.dumps(EXPORT.to_json()))
     assert (found["format"], found["precision"], found["path"]) == ("aoti", "fp16", "lenet.pt2")
     assert found["max_differences"] == {"7": 1e-6}
@@ -37,7 +37,7 @@ def test_the_json_has_names_and_numbers_only() -> None:
     assert found["latencies"][0]["file"]["median_s"] == 0.001
 
 
-def test_the_lines_say_what_changed() -> None:
+def test_report_states_size_accuracy_and_fallback() -> None:
     text = "\n".join(render_export(EXPORT))
     assert "lenet.pt2 (aoti, fp16)" in text
     assert "2.0 KiB on disk; the weights are 4.0 KiB" in text
@@ -76,7 +76,7 @@ def called_otherwise(outputs: Tensor, targets: Tensor) -> dict[str, tuple[float,
     ],
     ids=["loss", "name", "data", "batch"],
 )
-def test_why_an_accuracy_was_not_measured_is_told_as_it_is(
+def test_report_gives_the_reason_for_a_missing_accuracy(
     changed: dict[str, Any], fixed_batch: int | None, why: str
 ) -> None:
     task = replace(TASK, **changed)

@@ -9,7 +9,7 @@ from paceline.bench.queues import WorkQueue
 from paceline.errors import ConfigError
 
 
-def test_operations_are_done_in_order() -> None:
+def test_operations_run_in_order() -> None:
     done: list[int] = []
     with WorkQueue(depth=4) as queue:
         for number in range(100):
@@ -18,7 +18,7 @@ def test_operations_are_done_in_order() -> None:
         assert done == list(range(100))
 
 
-def test_a_full_queue_blocks_until_it_is_half_empty() -> None:
+def test_full_queue_blocks_until_it_is_half_empty() -> None:
     gate, began = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -34,7 +34,7 @@ def test_a_full_queue_blocks_until_it_is_half_empty() -> None:
         queue.synchronize()
 
 
-def test_what_an_operation_raises_comes_out_where_it_is_waited_for() -> None:
+def test_synchronize_raises_the_error_of_an_operation() -> None:
     def fail() -> None:
         raise ValueError("mine")
 
@@ -48,7 +48,7 @@ def test_what_an_operation_raises_comes_out_where_it_is_waited_for() -> None:
         queue.synchronize()  # said once
 
 
-def test_closing_refuses_a_put_that_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_refuses_a_put_that_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, began, waits = threading.Event(), threading.Event(), threading.Event()
     done: list[int] = []
     errors: list[ConfigError] = []
@@ -88,7 +88,7 @@ def test_closing_refuses_a_put_that_waits_for_room(monkeypatch: pytest.MonkeyPat
     assert done == [0, 1]
 
 
-def test_closing_does_what_is_queued_and_takes_no_more() -> None:
+def test_close_runs_queued_operations_and_accepts_no_more() -> None:
     done: list[int] = []
     queue = WorkQueue()
     for number in range(10):

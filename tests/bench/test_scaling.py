@@ -64,7 +64,7 @@ STEPS_S = {
 }  # fmt: skip
 
 
-def test_known_times_make_speed_up_and_efficiency(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speedup_and_efficiency_follow_from_known_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round that is slow for all changes no ratio."""
     monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, STEPS_S))
     monkeypatch.setattr(scaling, "num_cores", lambda: 2)
@@ -92,7 +92,7 @@ def test_known_times_make_speed_up_and_efficiency(monkeypatch: pytest.MonkeyPatc
     assert said[5].startswith("round 2 of 2: 2 workers, weak")  # it begins with another one
 
 
-def test_what_is_there_is_given_when_the_user_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_returns_the_rows_measured_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     stops = {**STEPS_S, "4 workers, weak": -1.0}
     monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, stops))
     with pytest.raises(Interrupted) as caught:
@@ -109,7 +109,7 @@ def test_what_is_there_is_given_when_the_user_ends_it(monkeypatch: pytest.Monkey
     assert not isinstance(alone.value, Interrupted)
 
 
-def test_two_measurements_in_one_second_keep_their_runs_apart(
+def test_two_measurements_in_one_second_use_separate_folders(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     measure = made_up(QUESTION, STEPS_S)
@@ -127,7 +127,7 @@ def test_two_measurements_in_one_second_keep_their_runs_apart(
     assert all((tmp_path / run / FILE_NAME).is_file() for run in runs)
 
 
-def test_a_measurement_without_a_run_leaves_no_folder(
+def test_measurement_without_a_run_leaves_no_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, {**STEPS_S, "1 worker": -1.0}))
@@ -136,7 +136,7 @@ def test_a_measurement_without_a_run_leaves_no_folder(
     assert not list((tmp_path / "runs").iterdir())
 
 
-def test_the_ideal_that_is_drawn_is_so_many_times_one_worker(
+def test_ideal_curve_is_a_multiple_of_one_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The axis of workers is logarithmic, so it is no straight line."""
@@ -153,7 +153,7 @@ def test_the_ideal_that_is_drawn_is_so_many_times_one_worker(
     assert [point.value for point in strong.points] == pytest.approx([weak.points[0].value] * 3)
 
 
-def test_only_what_lies_between_updates_of_a_warm_epoch_counts(tmp_path: Path) -> None:
+def test_only_times_between_updates_of_warm_epochs_count(tmp_path: Path) -> None:
     trace = Trace(tmp_path / FILE_NAME)
     trace.header(workers=2, device="cpu", source="made up", num_samples=48, mini_batch_size=4)
     for worker in range(2):
@@ -180,7 +180,7 @@ def test_only_what_lies_between_updates_of_a_warm_epoch_counts(tmp_path: Path) -
     assert about == {"device": "cpu", "source": "made up"}
 
 
-def test_real_workers_are_measured_and_drawn(say: Say, tmp_path: Path) -> None:
+def test_bench_scaling_measures_and_plots_workers(say: Say, tmp_path: Path) -> None:
     line = "bench scaling quadratic -n 1,2 --batch-size 8 --updates 20 --rounds 2"
     code, out, err = say(f"{line} --plot scaling.svg --json")
     assert code == 0, err
@@ -208,7 +208,7 @@ def test_real_workers_are_measured_and_drawn(say: Say, tmp_path: Path) -> None:
     assert known["value"] > 0
 
 
-def test_an_asynchronous_protocol_makes_as_many_steps_a_worker(say: Say) -> None:
+def test_asynchronous_workers_each_make_as_many_steps_as_one_alone(say: Say) -> None:
     code, out, err = say(
         "bench scaling quadratic -n 2 --weak --protocol async --batch-size 4 --updates 12 "
         "--rounds 1 --engine inline --json"
@@ -219,7 +219,7 @@ def test_an_asynchronous_protocol_makes_as_many_steps_a_worker(say: Say) -> None
     assert rows[1]["updates_per_s"] == pytest.approx(rows[1]["samples_per_s"][0] / 4, rel=1e-6)
 
 
-def test_a_batch_is_shared_as_far_as_it_goes() -> None:
+def test_strong_scaling_divides_the_batch_among_workers() -> None:
     assert [one.mini_batch_size for one in cases(QUESTION, 9)] == [9, 9, 4, 9, 2]
     with pytest.raises(ConfigError, match="a batch of 3 has no sample for each of 4 workers"):
         cases(QUESTION, 3)
@@ -240,7 +240,7 @@ def test_a_batch_is_shared_as_far_as_it_goes() -> None:
         ("quadratic -n 8 --batch-size 4", "--batch-size"),
     ],
 )
-def test_bad_input_is_one_sentence(say: Say, flags: str, words: str) -> None:
+def test_invalid_input_gets_a_one_line_error(say: Say, flags: str, words: str) -> None:
     code, _, err = say(f"bench scaling {flags}")
     assert code == 2
     assert words in err.splitlines()[-1]

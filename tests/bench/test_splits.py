@@ -64,7 +64,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, steps_s: dict[str, float]) -> list[
     return ran
 
 
-def test_known_runs_make_rows_beside_their_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_runs_are_listed_beside_their_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = made_up(monkeypatch, {"none": 0.010, "data": 0.020, "network": 0.030})
     found = measure_splits(QUESTION)
     assert ran == ["none", "data", "network", "data", "network", "none"]
@@ -89,7 +89,7 @@ def test_known_runs_make_rows_beside_their_prediction(monkeypatch: pytest.Monkey
     assert lines[-1] == "advised: 2x2, which was not run; fastest measured: none"
 
 
-def test_a_run_that_is_refused_is_a_row_and_is_not_tried_again(
+def test_refused_run_gets_a_row_and_is_not_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ran = made_up(monkeypatch, {"none": 0.010, "data": -1.0, "network": 0.030})
@@ -99,7 +99,7 @@ def test_a_run_that_is_refused_is_a_row_and_is_not_tried_again(
     ElementTree.fromstring(draw_live_splits(found))
 
 
-def test_what_is_there_is_given_when_the_user_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_returns_the_rows_measured_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     made_up(monkeypatch, {"none": 0.010, "data": 0.0, "network": 0.030})
     with pytest.raises(Interrupted) as caught:
         measure_splits(QUESTION)
@@ -111,7 +111,7 @@ def test_what_is_there_is_given_when_the_user_ends_it(monkeypatch: pytest.Monkey
     assert not isinstance(alone.value, Interrupted)
 
 
-def test_none_is_one_worker_and_all_have_the_same_batch() -> None:
+def test_split_none_uses_one_worker_and_the_same_batch() -> None:
     by_name = {
         name: command_of(QUESTION, name, 64, Path("run")) for name in ("none", "network", "2x2")
     }
@@ -124,7 +124,7 @@ def test_none_is_one_worker_and_all_have_the_same_batch() -> None:
         assert flags["--batch-size"] == "64"
 
 
-def test_a_process_is_watched_from_its_third_loss(
+def test_process_is_measured_from_its_third_loss(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What it writes for the watch itself is not counted; the peak is above what was before."""
@@ -154,7 +154,7 @@ def test_a_process_is_watched_from_its_third_loss(
     assert busy == (0.5,)
 
 
-def test_a_real_split_is_run_and_drawn(say: Say, tmp_path: Path) -> None:
+def test_bench_splits_runs_and_plots_a_split(say: Say, tmp_path: Path) -> None:
     (tmp_path / "three_layers.py").write_text(TASK)
     code, out, err = say(
         "bench splits three_layers:task -n 2 --only network --updates 8 --plot s.svg --json"
@@ -185,7 +185,7 @@ def test_a_real_split_is_run_and_drawn(say: Say, tmp_path: Path) -> None:
         ("softmax --only netwrok --batch-size 8", "did you mean 'network'"),
     ],
 )
-def test_bad_input_is_one_sentence(say: Say, flags: str, words: str) -> None:
+def test_invalid_input_gets_a_one_line_error(say: Say, flags: str, words: str) -> None:
     code, _, err = say(f"bench splits {flags}")
     assert code == 2
     assert words in err.splitlines()[-1]

@@ -6,7 +6,7 @@ from paceline.bench.ways import TimedWay
 
 
 @pytest.mark.parametrize("name", ["eager", "trace"])
-def test_a_way_computes_what_the_model_computes_and_is_timed(name: str) -> None:
+def test_way_computes_the_output_of_the_model_and_is_timed(name: str) -> None:
     way = TimedWay(name, "chapter-mlp", batch_size=3, device="cpu", threads=1)
     built = way.prepare()
     assert built["max_difference"] == pytest.approx(0.0, abs=1e-5)
