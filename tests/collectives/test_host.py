@@ -38,15 +38,13 @@ def cost(num_ranks: int, num_cores: int) -> HostCost:
     )
 
 
-def test_the_examples_are_true() -> None:
+def test_doctests_pass() -> None:
     assert doctest.testmod(host).failed == 0
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("action", list(Action))
-def test_each_kind_of_round_takes_what_it_was_measured_to_take(
-    num_ranks: int, action: Action
-) -> None:
+def test_each_kind_of_round_takes_its_measured_time(num_ranks: int, action: Action) -> None:
     found = cost(num_ranks, num_cores=2)
     for kind in kinds_of(num_ranks):
         member = RoundOfKind(num_ranks, kind, action)
@@ -56,7 +54,7 @@ def test_each_kind_of_round_takes_what_it_was_measured_to_take(
             assert took == pytest.approx(expected, rel=1e-9), (kind, size)
 
 
-def test_with_more_processes_than_cores_the_fewest_messages_win() -> None:
+def test_fewest_messages_win_with_more_processes_than_cores() -> None:
     """A ring of 8 on 2 cores has 112 messages, of which two can be at work; a tree has 14."""
 
     def takes(found: HostCost, name: str, size: int) -> float:
@@ -70,7 +68,7 @@ def test_with_more_processes_than_cores_the_fewest_messages_win() -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 5, 8])
-def test_more_bytes_never_take_less(num_ranks: int) -> None:
+def test_more_bytes_never_take_less_time(num_ranks: int) -> None:
     found = cost(num_ranks, num_cores=2)
     for name in candidates(num_ranks):
         took = [found.seconds(parse(name, num_ranks), ALL_REDUCE, 4**n) for n in range(4, 13)]
@@ -78,7 +76,7 @@ def test_more_bytes_never_take_less(num_ranks: int) -> None:
         assert took[0] > 0
 
 
-def test_it_is_the_same_after_it_was_written() -> None:
+def test_host_cost_survives_a_round_trip_through_json() -> None:
     found = HostCost(
         num_ranks=3, rounds=cost(3, 2).rounds, native_s=((10, 1e-4), (20, 2e-4)),
         beside_s={"native": ((10, 3e-4),), "tree": ((10, 4e-4), (20, 5e-4))},
@@ -113,7 +111,7 @@ def test_it_is_the_same_after_it_was_written() -> None:
         lambda values: values["rounds"][0].__setitem__(1, "add"),
     ],
 )
-def test_what_cannot_be_read_is_refused(spoil: object) -> None:
+def test_invalid_host_cost_is_refused(spoil: object) -> None:
     values = json.loads(json.dumps(cost(3, 2).write()))
     assert callable(spoil)
     spoil(values)
@@ -121,7 +119,7 @@ def test_what_cannot_be_read_is_refused(spoil: object) -> None:
         HostCost.read(values)
 
 
-def test_another_number_of_ranks_was_not_measured() -> None:
+def test_unmeasured_number_of_ranks_is_refused() -> None:
     ring: Collective = parse("ring", 4)
     with pytest.raises(ConfigError, match=r"ring is for 4 ranks; 3 were measured"):
         cost(3, 2).seconds(ring, ALL_REDUCE, 100)

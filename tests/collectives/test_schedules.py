@@ -58,7 +58,7 @@ def operations(member: Collective) -> Iterator[tuple[Operation, int]]:
 
 
 @pytest.mark.parametrize(("name", "num_ranks"), CASES)
-def test_everybody_ends_with_everybody_once(name: str, num_ranks: int) -> None:
+def test_every_rank_ends_with_each_contribution_once(name: str, num_ranks: int) -> None:
     """On sets of contributors: so it holds for all numbers. Ports are looked at, too."""
     found = members(name, num_ranks)
     assert found, "no spelling of it fits so many ranks"
@@ -96,7 +96,7 @@ def test_all_ranks_end_with_the_same_bits(name: str, num_ranks: int) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_every_operation_gives_what_the_table_says(data: st.DataObject) -> None:
+def test_every_operation_gives_the_result_of_the_table(data: st.DataObject) -> None:
     num_ranks = data.draw(st.integers(1, 17), label="ranks")
     member = data.draw(st.sampled_from(list(fitting(num_ranks))), label="collective")
     operation, root = data.draw(st.sampled_from(list(operations(member))), label="operation")
@@ -125,7 +125,7 @@ def test_every_operation_gives_what_the_table_says(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", range(2, 18))
-def test_a_ring_moves_the_least_that_an_all_reduce_can(num_ranks: int) -> None:
+def test_ring_moves_the_fewest_possible_bytes(num_ranks: int) -> None:
     """2 (P - 1) / P of the buffer by each rank, which is 2 (P - 1) of P chunks."""
     for name in ("ring", "bidirectional-ring"):
         member = parse(name, num_ranks)
@@ -136,14 +136,14 @@ def test_a_ring_moves_the_least_that_an_all_reduce_can(num_ranks: int) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8, 16])
-def test_butterflies_move_the_least_in_the_fewest_rounds(num_ranks: int) -> None:
+def test_butterflies_move_the_fewest_bytes_in_the_fewest_rounds(num_ranks: int) -> None:
     for name in ("halving-doubling", "bine"):
         proof = prove(parse(name, num_ranks), Operation.ALL_REDUCE)
         assert set(proof.chunks_sent) == {2 * (num_ranks - 1)}
         assert proof.num_rounds == 2 * (num_ranks.bit_length() - 1)
 
 
-def test_bine_partners_are_two_thirds_as_far_away() -> None:
+def test_bine_partners_are_two_thirds_as_far_apart() -> None:
     """Modulo 256 ranks, summed over the rounds of a reduce-scatter."""
     hops = {}
     for name in ("halving-doubling", "bine"):
@@ -155,7 +155,7 @@ def test_bine_partners_are_two_thirds_as_far_away() -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8, 16])
-def test_the_late_rank_is_done_after_half_the_rounds_of_a_ring(num_ranks: int) -> None:
+def test_late_rank_takes_part_in_half_the_rounds_of_a_ring(num_ranks: int) -> None:
     """n + log2 n - 2 rounds, of which it takes part in n - 1 + log2 n - 1."""
     log2 = num_ranks.bit_length() - 1
     for late in range(num_ranks):
@@ -201,13 +201,13 @@ def message(source: int, destination: int, chunk: int = 0, *, copy: bool = False
         ([(message(1, 0),), (message(2, 0, copy=True),)], "ends with {2} in chunk 0"),
     ],
 )
-def test_a_schedule_that_is_wrong_is_found_out(rounds: list[Round], said: str) -> None:
+def test_wrong_schedule_is_detected(rounds: list[Round], said: str) -> None:
     with pytest.raises(ProtocolError) as caught:
         prove(Broken(3, rounds), Operation.ALL_REDUCE)
     assert said in str(caught.value)
 
 
-def test_a_chunk_that_its_source_does_not_have_is_found_out() -> None:
+def test_sending_a_chunk_the_source_lacks_is_detected() -> None:
     with pytest.raises(ProtocolError, match="rank 1 sends what it does not have"):
         prove(Broken(3, [(message(1, 0, copy=True),)]), Operation.BROADCAST)
     # Here it would have it only at the end of the round.

@@ -46,7 +46,7 @@ def uneven() -> Topology:
 # Ways.
 
 
-def test_a_message_takes_the_fewest_links_and_of_those_the_widest() -> None:
+def test_path_has_the_fewest_links_and_among_those_the_widest() -> None:
     topology = uneven()
     assert [topology.links[place].destination for place in topology.way(0, 1)] == [1]
     assert [topology.links[place].destination for place in topology.way(1, 4)] == [5, 4]
@@ -67,7 +67,7 @@ def test_a_message_takes_the_fewest_links_and_of_those_the_widest() -> None:
     assert [two.links[place].destination for place in two.way(0, 1)] == [3, 1]
 
 
-def test_no_way_leads_through_a_rank() -> None:
+def test_no_path_leads_through_a_rank() -> None:
     links = [
         NetworkLink(source=a, destination=b, bytes_per_s=1.0)
         for a, b in ((0, 1), (1, 0), (1, 2), (2, 1))
@@ -86,9 +86,7 @@ def test_no_way_leads_through_a_rank() -> None:
         ([(0, 1, 1.0), (0, 1, 2.0)], "two links from 0 to 1; write one, as wide as both together"),
     ],
 )
-def test_a_topology_that_cannot_be_is_refused(
-    links: list[tuple[int, int, float]], said: str
-) -> None:
+def test_invalid_topology_is_refused(links: list[tuple[int, int, float]], said: str) -> None:
     made = tuple(NetworkLink(source=a, destination=b, bytes_per_s=width) for a, b, width in links)
     with pytest.raises(ConfigError) as caught:
         Topology(name="odd", num_ranks=2, num_switches=1, links=made)
@@ -99,7 +97,7 @@ def test_a_topology_that_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 8, 12])
-def test_between_equals_the_bound_is_what_a_ring_takes(num_ranks: int) -> None:
+def test_bound_of_a_flat_topology_is_the_time_of_a_ring(num_ranks: int) -> None:
     topology = flat(num_ranks, latency_s=1e-5, bytes_per_s=1e9)
     least = least_s_per_byte(topology, Operation.ALL_REDUCE)
     assert least.s_per_byte == pytest.approx(2 * (num_ranks - 1) / num_ranks / 1e9)
@@ -114,7 +112,7 @@ def test_between_equals_the_bound_is_what_a_ring_takes(num_ranks: int) -> None:
     assert share == pytest.approx(1 / num_ranks, rel=1e-6)
 
 
-def test_the_bound_is_the_worst_of_all_cuts_by_hand() -> None:
+def test_bound_is_the_worst_cut_computed_by_hand() -> None:
     """Two hosts of two: either a rank's port, or a host's link to the other."""
     for inner, outer in ((4e9, 1e9), (1e9, 4e9), (3e9, 2e9)):
         topology = hosts(2, 2, inner_bytes_per_s=inner, outer_bytes_per_s=outer)
@@ -139,7 +137,7 @@ def test_no_schedule_beats_the_bound(topology: Topology) -> None:
         assert 0.0 < share <= 1.0 + 1e-4, name
 
 
-def test_between_hosts_two_levels_reach_more_of_the_optimum_than_a_tree() -> None:
+def test_two_levels_between_hosts_are_nearer_the_optimum_than_a_tree() -> None:
     topology = two_hosts(has_nvlink=False)
     share = {
         name: share_of_optimum(topology, parse(name, 8), Operation.ALL_REDUCE)
@@ -149,7 +147,7 @@ def test_between_hosts_two_levels_reach_more_of_the_optimum_than_a_tree() -> Non
     assert share["ring"] > 2 * share["tree"]
 
 
-def test_too_many_vertices_for_all_cuts_are_refused() -> None:
+def test_topology_with_too_many_vertices_has_no_bound() -> None:
     with pytest.raises(ConfigError, match="flat has 17 vertices, but all cuts are tried only"):
         least_s_per_byte(flat(16, latency_s=0.0, bytes_per_s=1.0), Operation.ALL_REDUCE)
     with pytest.raises(ConfigError, match="no bound is known for all-to-all"):
@@ -186,7 +184,7 @@ def best_by_brute_force(topology: Topology, most: int) -> float:
 
 
 @pytest.mark.parametrize("topology", [*RECORDED, uneven()], ids=[*RECORDED_IDS, "uneven"])
-def test_the_ring_found_is_the_best_of_all(topology: Topology) -> None:
+def test_found_ring_is_the_best_by_brute_force(topology: Topology) -> None:
     found = find_rings(topology)
     assert len(found.rings) == 1
     assert found.total_bytes_per_s == pytest.approx(best_by_brute_force(topology, 1))
@@ -220,13 +218,13 @@ CUBE = {
     [*small(), *RECORDED],
     ids=["six of a DGX-1", "2 hosts of 3", "uneven", "circle", *RECORDED_IDS],
 )
-def test_two_rings_at_once_are_the_best_two_of_all(topology: Topology) -> None:
+def test_two_simultaneous_rings_are_the_best_by_brute_force(topology: Topology) -> None:
     found = find_rings(topology, most=2)
     assert found.total_bytes_per_s == pytest.approx(best_by_brute_force(topology, 2))
     assert_they_fit(topology, found.rings, found.each_bytes_per_s)
 
 
-def test_a_dgx_has_six_rings_that_use_every_nvlink() -> None:
+def test_dgx_has_six_rings_that_use_every_nvlink() -> None:
     """As many as NVLinks leave a GPU, which no set of rings without PCIe can exceed."""
     found = find_rings(dgx(), most=6)
     assert len(found.rings) == 6
@@ -237,7 +235,7 @@ def test_a_dgx_has_six_rings_that_use_every_nvlink() -> None:
 
 
 @pytest.mark.parametrize("topology", [*RECORDED, uneven()], ids=[*RECORDED_IDS, "uneven"])
-def test_planned_rings_are_a_schedule_as_fast_as_they_are_wide(topology: Topology) -> None:
+def test_planned_rings_run_at_their_total_bandwidth(topology: Topology) -> None:
     found = find_rings(topology, most=6)
     member = planned_rings(topology, most=6)
     size, num_ranks = 840 * topology.num_ranks * len(found.rings), topology.num_ranks
@@ -252,12 +250,12 @@ def test_planned_rings_are_a_schedule_as_fast_as_they_are_wide(topology: Topolog
     assert share >= ring * (1 - 1e-4)
 
 
-def test_a_ring_that_leaves_a_rank_out_is_refused() -> None:
+def test_ring_that_omits_a_rank_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"a ring holds each of 3 ranks once, got \[0, 1, 1\]"):
         ParallelRings([(0, 1, 2), (0, 1, 1)])
 
 
-def test_on_two_hosts_rings_are_as_wide_as_the_network_between() -> None:
+def test_rings_over_two_hosts_are_as_wide_as_the_network() -> None:
     assert find_rings(two_hosts(), most=2).total_bytes_per_s == pytest.approx(12.5e9)
     assert find_rings(two_hosts(has_nvlink=False), most=2).total_bytes_per_s == 12e9
 
