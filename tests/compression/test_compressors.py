@@ -31,7 +31,7 @@ def members_of(
 @pytest.mark.parametrize("num_members", [1, 2, 3, 5])
 @pytest.mark.parametrize("size", [1, 7, SIZE])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_sent_and_what_is_left_is_what_went_in(
+def test_sent_values_and_residuals_sum_to_the_input(
     name: str, num_members: int, size: int, dtype: torch.dtype
 ) -> None:
     """Each update; a member without a mini-batch sends its residual all the same."""
@@ -59,7 +59,7 @@ def test_what_is_sent_and_what_is_left_is_what_went_in(
 @pytest.mark.parametrize("name", COMPRESSORS)
 @pytest.mark.parametrize("num_members", [2, 3, 4])
 @pytest.mark.parametrize("size", [5, 1024, SIZE])
-def test_the_formula_is_what_is_sent(name: str, num_members: int, size: int) -> None:
+def test_sent_bytes_match_the_formula(name: str, num_members: int, size: int) -> None:
     members = members_of(name, num_members, size)
     _, sent = exchange(members, [torch.randn(size)] * num_members, [1.0] * num_members)
     for member, num_bytes in zip(members, sent, strict=True):
@@ -67,13 +67,13 @@ def test_the_formula_is_what_is_sent(name: str, num_members: int, size: int) -> 
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_fewer_bytes_than_all_numbers_have(name: str) -> None:
+def test_compressor_sends_at_most_half_the_bytes(name: str) -> None:
     for member in members_of(name, 2):
         assert member.compressor.sent_bytes() <= 0.5 * 4 * SIZE
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_an_update_that_does_not_stand_changes_nothing(name: str) -> None:
+def test_rejected_update_changes_nothing(name: str) -> None:
     torch.manual_seed(1)
     members = members_of(name, 2)
     first, other = ([torch.randn(SIZE), torch.randn(SIZE)] for _ in range(2))
@@ -90,7 +90,7 @@ def test_an_update_that_does_not_stand_changes_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_so_for_all(name: str, value: float) -> None:
+def test_nonfinite_value_reaches_every_member(name: str, value: float) -> None:
     members = members_of(name, 3)
     owns = [torch.randn(SIZE) for _ in members]
     owns[1][17] = value
@@ -99,7 +99,7 @@ def test_what_is_not_finite_is_so_for_all(name: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_zeros_come_back_as_zeros_and_are_no_end(name: str) -> None:
+def test_zeros_stay_zeros_and_do_not_stop_later_updates(name: str) -> None:
     members = members_of(name, 2)
     for _ in range(2):
         outs, _ = exchange(members, [torch.zeros(SIZE)] * 2, [0.5, 0.5])
@@ -118,7 +118,7 @@ def test_zeros_come_back_as_zeros_and_are_no_end(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_a_gradient_may_lie_where_the_mean_goes(name: str) -> None:
+def test_gradient_may_share_memory_with_the_mean(name: str) -> None:
     torch.manual_seed(3)
     compression = parse(example(name))
     assert compression is not None

@@ -55,7 +55,7 @@ def train(name: str | None, *, has_feedback: bool = True) -> float:
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_training_comes_to_the_loss_without_compression(name: str) -> None:
+def test_compressed_training_reaches_the_uncompressed_loss(name: str) -> None:
     assert train(example(name)) < 1.1 * train(None)
 
 
