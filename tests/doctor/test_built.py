@@ -49,7 +49,7 @@ class AsksForNumbers(nn.Module):
         return found
 
 
-def test_the_first_program_of_the_lesson() -> None:
+def test_mismatch_chain_and_sizes_of_the_first_program_are_found() -> None:
     """Its features, its layers in a row, and its sizes, by module."""
     model = nn.Sequential(*linears(128, 64, 32, 16, 8, 4, 5))
     found = check(walk(model, 128, [InputShape((15,), torch.float32)]))
@@ -61,7 +61,7 @@ def test_the_first_program_of_the_lesson() -> None:
     assert model[0].in_features == 128, "the user's own model was changed"
 
 
-def test_each_fault_is_named_by_its_module() -> None:
+def test_each_finding_names_its_module() -> None:
     assert rules(Net(), 4, 3, 32, 32) == {
         ("conv", "bias-before-norm"), ("head", "feature-mismatch"), ("conv", "tensor-core-sizes"),
         ("listed", "unregistered-modules"), ("idle", "unused-parameters"),
@@ -69,7 +69,7 @@ def test_each_fault_is_named_by_its_module() -> None:
     }  # fmt: skip
 
 
-def test_layers_behind_one_that_does_not_fit_are_seen_too() -> None:
+def test_layers_after_a_mismatch_are_checked() -> None:
     model = nn.Sequential(
         nn.Conv2d(4, 8, 3), nn.ReLU(), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(7, 8)
     )
@@ -88,12 +88,12 @@ def test_layers_behind_one_that_does_not_fit_are_seen_too() -> None:
         AsksForNumbers(),
     ],
 )
-def test_a_healthy_model_has_nothing(model: nn.Module) -> None:
+def test_healthy_model_has_no_findings(model: nn.Module) -> None:
     width = 8 if isinstance(model, AsksForNumbers) else 16
     assert rules(model, 4, width) == set()
 
 
-def test_dropout_and_views_do_not_part_a_chain() -> None:
+def test_dropout_and_views_do_not_break_a_linear_chain() -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(), nn.Unflatten(1, (4, 8)),
                           nn.Linear(8, 24))  # fmt: skip
     assert ("0", "linear-chain") in rules(model, 4, 16)
@@ -140,7 +140,7 @@ class Featured(nn.Module):
         return (scores, x) if self.returns else (scores,)
 
 
-def test_what_more_than_one_is_given_is_no_single_map() -> None:
+def test_layers_with_shared_inputs_form_no_linear_chain() -> None:
     assert ("head", "linear-chain") in rules(Residual(adds=False), 4, 8, 6, 6)
     assert rules(Residual(adds=True), 4, 8, 6, 6) == set()
     assert rules(Attends(), 4, 8, 16) == set()
@@ -148,7 +148,7 @@ def test_what_more_than_one_is_given_is_no_single_map() -> None:
     assert rules(Featured(returns=True), 4, 16) == set()
 
 
-def test_sizes_are_weighted_by_the_work_of_the_model() -> None:
+def test_tensor_core_sizes_are_weighted_by_work() -> None:
     """Ten classes behind a large layer are no waste that counts; a narrow hidden size is."""
     assert rules(nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 10)), 8, 1024) == (
         set()
@@ -156,7 +156,7 @@ def test_sizes_are_weighted_by_the_work_of_the_model() -> None:
     assert ("0", "tensor-core-sizes") in rules(nn.Sequential(nn.Linear(33, 33)), 8, 33)
 
 
-def test_a_forward_pass_that_fails_is_a_finding_with_its_place() -> None:
+def test_failing_forward_pass_is_a_finding_with_its_location() -> None:
     class Fails(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x @ x
@@ -179,7 +179,7 @@ def test_a_forward_pass_that_fails_is_a_finding_with_its_place() -> None:
         ),
     ],
 )
-def test_a_model_that_cannot_be_walked(
+def test_invalid_model_requests_are_refused(
     asked: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["doctor", *asked]) == 2

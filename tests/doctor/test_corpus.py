@@ -25,7 +25,7 @@ def bench() -> ModuleType:
     return module
 
 
-def test_what_is_found_is_labelled_and_what_is_labelled_is_found(bench: ModuleType) -> None:
+def test_findings_match_the_labels_of_the_corpus(bench: ModuleType) -> None:
     wanted, found = set(), set()
     for path in CORPUS.glob("*.py"):
         labelled, judged = bench.judge(path)
@@ -36,7 +36,7 @@ def test_what_is_found_is_labelled_and_what_is_labelled_is_found(bench: ModuleTy
     assert len(wanted & found) >= 0.95 * len(wanted), wanted - found
 
 
-def test_each_word_of_a_stranger_is_accounted_for(bench: ModuleType) -> None:
+def test_every_suspicious_line_of_foreign_scripts_is_labelled(bench: ModuleType) -> None:
     scripts = bench.by_strangers()
     assert len(scripts) + len(list(CORPUS.glob("*.py"))) >= 40
     for path, rows in [*scripts.items(), *bench.by_strangers(bench.DRAWN).items()]:
@@ -51,7 +51,7 @@ MISSED_STILL = {("toxic_roberta.py", "no-mixed-precision")}
 """What has a rule, and is not counted as found: notes are not."""
 
 
-def test_what_is_found_in_the_scripts_of_strangers_is_true(bench: ModuleType) -> None:
+def test_findings_in_foreign_scripts_match_their_labels(bench: ModuleType) -> None:
     sets = (bench.by_strangers(), bench.by_strangers(bench.DRAWN))
     for path, rows in (one for scripts in sets for one in scripts.items()):
         found = bench.found_in_stranger(path)
@@ -61,6 +61,6 @@ def test_what_is_found_in_the_scripts_of_strangers_is_true(bench: ModuleType) ->
         assert {(path.name, rule) for rule in missed} <= MISSED_STILL, path.name
 
 
-def test_no_bug_is_seen_in_the_examples() -> None:
+def test_no_bug_is_found_in_the_examples() -> None:
     for path in (ROOT / "examples").glob("*.py"):
         assert examine(path).of(Severity.BUG) == [], path

@@ -36,7 +36,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("number", FAULTS)
-def test_every_fault_of_a_program_is_found_and_nothing_else(number: int) -> None:
+def test_exactly_the_faults_of_each_program_are_found(number: int) -> None:
     found = examine(PROGRAMS / f"case_{number}.txt").findings
     assert {(one.line, one.rule) for one in found} == FAULTS[number]
     said = " ".join(f"{one.what} {one.fix}" for one in found)
@@ -54,7 +54,7 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("number", RIGHT)
-def test_the_listing_says_what_is_right_too_and_why(number: int) -> None:
+def test_listing_explains_what_is_right(number: int) -> None:
     path = PROGRAMS / f"case_{number}.txt"
     text = path.read_text()
     found = rights_of(text)
@@ -67,7 +67,7 @@ def test_the_listing_says_what_is_right_too_and_why(number: int) -> None:
     assert sum(row[4:6] == "! " for row in rows) == len(examine(path).bugs)
 
 
-def test_what_is_right_in_a_turn_is_said_and_what_is_not_is_not() -> None:
+def test_only_correct_parts_of_a_step_are_confirmed() -> None:
     clip = "scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
     said = {one.what.partition(":")[0] for one in rights_of(scaled(clip=clip))}
     assert {"unscale_ comes before clipping", "under autocast"} <= said
