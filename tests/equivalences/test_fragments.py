@@ -54,7 +54,9 @@ class Overflowing(torch.optim.SGD):
 @pytest.mark.parametrize("outer", OUTERS)
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("task", [MOMENTUM, ADAMW], ids=["momentum", "AdamW"])
-def test_inline_it_is_the_plain_loop(tmp_path: Path, task: Task, workers: int, outer: str) -> None:
+def test_inline_fragments_equal_the_plain_loop(
+    tmp_path: Path, task: Task, workers: int, outer: str
+) -> None:
     run = _train(task, tmp_path, workers, outer=outer, engine="inline")
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     assert differ(run.state, _expected(run, task, workers, outer)) < EXACT
@@ -64,7 +66,7 @@ def test_inline_it_is_the_plain_loop(tmp_path: Path, task: Task, workers: int, o
     ("way", "workers"),
     [("through the store", 2), ("between peers", 2), ("between peers", 3), ("all-reduce", 2)],
 )
-def test_live_it_is_the_plain_loop(tmp_path: Path, way: str, workers: int) -> None:
+def test_live_fragments_equal_the_plain_loop(tmp_path: Path, way: str, workers: int) -> None:
     outer = "nesterov:0.7,0.9"
     settings: dict[str, Any] = {"protocol": "local-sgd:6", "fragments": 3, **WAYS[way]}
     run = _train(FINE, tmp_path, workers, outer=outer, **settings)
@@ -75,7 +77,7 @@ def test_live_it_is_the_plain_loop(tmp_path: Path, way: str, workers: int) -> No
 
 
 @pytest.mark.parametrize("way", ["through the store", "between peers"])
-def test_who_is_killed_takes_along_only_what_it_has_not_exchanged(tmp_path: Path, way: str) -> None:
+def test_killed_worker_loses_only_unexchanged_steps(tmp_path: Path, way: str) -> None:
     """Its mini-batches are others'; who joins in its place begins with the global copy."""
     task, outer = replace(FINE, epochs=6, learning_rate=0.01), "nesterov:0.7,0.9"
     run = _train(
@@ -89,7 +91,7 @@ def test_who_is_killed_takes_along_only_what_it_has_not_exchanged(tmp_path: Path
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_one_fragment_is_plain_local_sgd_in_every_bit(tmp_path: Path, way: str) -> None:
+def test_one_fragment_equals_plain_local_sgd_bitwise(tmp_path: Path, way: str) -> None:
     """But where pushes are added up as they come."""
     plain, run = (
         _train(FINE, tmp_path / text, 2, protocol=f"local-sgd:2{text}", fragments=1, **WAYS[way])
@@ -99,9 +101,7 @@ def test_one_fragment_is_plain_local_sgd_in_every_bit(tmp_path: Path, way: str) 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_update_that_is_not_finite_takes_all_back_to_the_global_copy(
-    tmp_path: Path, way: str
-) -> None:
+def test_nonfinite_update_resets_workers_to_the_global_copy(tmp_path: Path, way: str) -> None:
     """What is not finite lies in every parameter of who made the step."""
     task = replace(FINE, model=Poisoned, optimizer=lambda held, rate: Overflowing(held, lr=rate))
     run = _train(task, tmp_path, 2, nonfinite="skip", **WAYS[way])
@@ -110,7 +110,7 @@ def test_an_update_that_is_not_finite_takes_all_back_to_the_global_copy(
     assert all(bool(torch.isfinite(one).all()) for one in run.state.values())
 
 
-def test_what_cannot_be_is_said_before_the_run(tmp_path: Path) -> None:
+def test_too_many_fragments_are_refused_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="8 fragments need as many parameters, but the model has"):
         _train(FINE, tmp_path, 2, protocol="local-sgd:8", fragments=8, engine="inline")
 
@@ -127,7 +127,7 @@ OVERLAPS = {
 @pytest.mark.parametrize(
     ("way", "protocol"), [(way, one) for way, every in OVERLAPS.items() for one in every]
 )
-def test_what_is_merged_later_is_the_plain_loop(
+def test_overlapped_fragments_equal_the_plain_loop(
     tmp_path: Path, way: str, protocol: str, workers: int
 ) -> None:
     """Half of its own, half of what came; the next difference is held against what came."""
@@ -141,7 +141,7 @@ def test_what_is_merged_later_is_the_plain_loop(
 
 
 @pytest.mark.parametrize("protocol", ["local-sgd:4+fragments:2", "local-sgd:4+fragments:2,1"])
-def test_fragments_of_few_bytes_are_stepped_on_as_others(tmp_path: Path, protocol: str) -> None:
+def test_compressed_fragments_stay_near_uncompressed_ones(tmp_path: Path, protocol: str) -> None:
     """int4 with error feedback, of each fragment its own: near the whole ones, and not them."""
     outer = "nesterov:0.7,0.9"
     way: dict[str, Any] = {"protocol": protocol, "outer": outer, **WAYS["all-reduce"]}

@@ -89,7 +89,9 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("outer", OUTERS)
 @pytest.mark.parametrize("workers", [2, 4])
-def test_inline_it_is_the_plain_loop(tmp_path: Path, workers: int, outer: str) -> None:
+def test_inline_outer_optimizer_equals_the_plain_loop(
+    tmp_path: Path, workers: int, outer: str
+) -> None:
     run = _train(tmp_path, workers, outer, engine="inline")
     assert differ(run.state, diloco(_task(), run.records, workers, OUTERS[outer])) < EXACT
 
@@ -98,14 +100,14 @@ def test_inline_it_is_the_plain_loop(tmp_path: Path, workers: int, outer: str) -
     ("way", "workers"),
     [("through the store", 2), ("between peers", 2), ("between peers", 4), ("all-reduce", 2)],
 )
-def test_live_it_is_the_plain_loop(tmp_path: Path, way: str, workers: int) -> None:
+def test_live_outer_optimizer_equals_the_plain_loop(tmp_path: Path, way: str, workers: int) -> None:
     run = _train(tmp_path, workers, NESTEROV, **WAYS[way])
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     assert differ(run.state, diloco(_task(), run.records, workers, OUTERS[NESTEROV])) < EXACT
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_step_of_one_is_plain_averaging(tmp_path: Path, way: str) -> None:
+def test_outer_sgd_of_rate_1_equals_plain_averaging(tmp_path: Path, way: str) -> None:
     """In every bit, but where pushes are added up as they come."""
     plain, run = (
         _train(tmp_path / outer.partition(":")[0], 2, outer, **WAYS[way])
@@ -115,7 +117,7 @@ def test_a_step_of_one_is_plain_averaging(tmp_path: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["through the store", "between peers"])
-def test_a_worker_that_is_killed_takes_no_momentum_along(tmp_path: Path, way: str) -> None:
+def test_killed_worker_loses_no_outer_momentum(tmp_path: Path, way: str) -> None:
     """What it had begun is done by another; who joins in its place has the newest version."""
     task = replace(_task(), epochs=6)
     run = train(
@@ -128,7 +130,7 @@ def test_a_worker_that_is_killed_takes_no_momentum_along(tmp_path: Path, way: st
     assert differ(run.state, diloco(task, run.records, 4, OUTERS[NESTEROV])) < EXACT
 
 
-def test_differences_of_few_bytes_are_stepped_on_as_others(tmp_path: Path) -> None:
+def test_compressed_differences_stay_near_uncompressed_ones(tmp_path: Path) -> None:
     """int8 with error feedback: near the whole ones, and not them."""
     run = _train(tmp_path, 2, NESTEROV, compress="int8", **WAYS["all-reduce"])
     expected = diloco(_task(), run.records, 2, OUTERS[NESTEROV])
@@ -139,7 +141,7 @@ def test_differences_of_few_bytes_are_stepped_on_as_others(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_first_updates_of_post_local_sgd_are_full_syncs(tmp_path: Path, way: str) -> None:
+def test_post_local_sgd_starts_as_full_sync(tmp_path: Path, way: str) -> None:
     """With momentum, decay and two groups; later ones are local-sgd's."""
     settings = {"workers": 3, "protocol": "post-local-sgd:5,3", **WAYS[way]}
     first = train(TASK, tmp_path / "first", updates=5, **settings)
@@ -152,7 +154,7 @@ def test_the_first_updates_of_post_local_sgd_are_full_syncs(tmp_path: Path, way:
     assert differ(run.state, expected) < EXACT
 
 
-def test_what_is_not_full_syncs_is_said(tmp_path: Path) -> None:
+def test_deviations_from_full_sync_are_noted(tmp_path: Path) -> None:
     adam = plan_of(with_optimizer(torch.optim.Adam, 0.01), tmp_path)
     assert any("own Adam, as under local-sgd:1" in text for text in adam.notes)
     plain = plan_of(TASK, tmp_path, outer="none")

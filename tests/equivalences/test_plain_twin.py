@@ -95,7 +95,7 @@ def plainly(which: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("which", ["shuffled", "generator", "batches"])
 @pytest.mark.parametrize("engine", ["inline", "local"])
-def test_a_launched_run_of_one_worker_is_its_plain_twin(
+def test_run_of_one_worker_equals_its_plain_twin(
     engine: Any, which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -104,7 +104,7 @@ def test_a_launched_run_of_one_worker_is_its_plain_twin(
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-def test_each_seed_is_another() -> None:
+def test_step_seeds_are_distinct() -> None:
     seeds = {
         paceline.step_seed(seed, epoch, position, is_loading=is_loading)
         for seed in range(3)
@@ -115,7 +115,7 @@ def test_each_seed_is_another() -> None:
     assert len(seeds) == 54
 
 
-def test_the_order_is_that_of_the_run_and_draws_nothing() -> None:
+def test_epoch_order_is_that_of_the_run_and_draws_no_numbers() -> None:
     _, _, loader = make("generator")
     state = torch.get_rng_state(), loader.generator.get_state()
     drawn = EpochOrder(loader, SEED)

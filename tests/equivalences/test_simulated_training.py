@@ -87,7 +87,7 @@ class Dropped(Tied):
     ids=["batch norm", "dropout", "layers"],
 )
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_training_in_virtual_time_is_the_inline_run_bit_for_bit(
+def test_simulated_training_equals_the_inline_run_bitwise(
     tmp_path: Path, protocol: str, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, _ = simulate(task, tmp_path, protocol, stragglers())
@@ -107,7 +107,7 @@ def test_training_in_virtual_time_is_the_inline_run_bit_for_bit(
 
 @pytest.mark.parametrize("task", [WITH_BATCH_NORM, TASK], ids=["batch norm", "tied"])
 @pytest.mark.parametrize("protocol", ["k-sync:2", "k-batch-async:3", "async", "local-sgd:2"])
-def test_with_workers_that_come_and_go_it_is_the_update_equation(
+def test_simulated_training_with_absences_follows_the_update_equation(
     tmp_path: Path, protocol: str, task: Task
 ) -> None:
     away = (
@@ -125,7 +125,7 @@ def test_with_workers_that_come_and_go_it_is_the_update_equation(
     assert members == {0, 1, 2, 3}, "worker 1 did not come back as a new member"
 
 
-def test_only_versions_that_somebody_holds_are_kept(tmp_path: Path) -> None:
+def test_only_versions_held_by_a_worker_are_kept(tmp_path: Path) -> None:
     _, fresh = simulate(WITH_BATCH_NORM, tmp_path, "k-sync:2", stragglers())
     assert fresh.most_versions_kept == 0, "all are called off at an update"
     (tmp_path / "stale").mkdir()
@@ -137,7 +137,7 @@ def test_only_versions_that_somebody_holds_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("protocol", "longest"), [("full-sync", 3), ("k-async:2", 3), ("async", 3), ("k-sync:2", 1)]
 )
-def test_who_holds_a_version_is_computed_in_a_row_where_nobody_is_called_off(
+def test_gradients_of_one_version_are_batched_unless_cancelled(
     tmp_path: Path, protocol: str, longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
@@ -161,7 +161,7 @@ def test_who_holds_a_version_is_computed_in_a_row_where_nobody_is_called_off(
 
 @pytest.mark.parametrize("rule", ["none", "distance:0.002"])
 @pytest.mark.parametrize("num_seats", [1, 3, 4])
-def test_with_fewer_seats_than_workers_it_is_the_same_bit_for_bit(
+def test_fewer_seats_than_workers_change_no_bit(
     tmp_path: Path, num_seats: int, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delays = tuple(parse_delay(f"exp:{5 + worker}ms") for worker in range(9))
@@ -178,7 +178,7 @@ def test_with_fewer_seats_than_workers_it_is_the_same_bit_for_bit(
     assert differ(*states) == 0.0
 
 
-def test_how_many_gradients_may_wait() -> None:
+def test_num_seats_depends_on_size_and_batching() -> None:
     assert num_seats(31_400, 8, is_batched=False) == 9
     assert num_seats(31_400, 100, is_batched=False) == 101
     assert num_seats(31_400, 1, is_batched=False) == 1
@@ -199,7 +199,7 @@ class Poisoned(nn.Module):
         return outputs
 
 
-def test_one_gradient_of_a_row_that_is_not_finite_is_its_member_s_alone(tmp_path: Path) -> None:
+def test_nonfinite_gradient_in_a_row_affects_only_its_member(tmp_path: Path) -> None:
     task = replace(TASK, model=Poisoned, optimizer=plain_sgd)
     with pytest.raises(WorkerError, match=r"worker \d.*layer\.weight"):
         simulate(task, tmp_path, "full-sync", stragglers())
@@ -222,7 +222,7 @@ class Drawing(SGD):
                     one.add_(torch.randn_like(one), alpha=1e-3)
 
 
-def test_an_optimizer_that_draws_steps_right_after_its_push(tmp_path: Path) -> None:
+def test_optimizer_that_draws_numbers_steps_right_after_its_push(tmp_path: Path) -> None:
     """From the random state that the push left, so nobody else may be computed meanwhile."""
     task = replace(LAYERS, optimizer=lambda parameters, lr: Drawing(parameters, lr=lr))
     _, work = simulate(task, tmp_path, "full-sync", stragglers())

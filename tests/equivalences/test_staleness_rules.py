@@ -97,7 +97,7 @@ def worlds(num_workers: int, seed: int) -> Conditions:
     st.sampled_from([WITH_BATCH_NORM, TASK]), st.sampled_from(PROTOCOLS), st.sampled_from(RULES),
     st.integers(2, 5), st.integers(0, 10**6),
 )  # fmt: skip
-def test_any_order_of_arrivals_is_the_update_equation(
+def test_any_order_of_arrivals_follows_the_update_equation(
     tmp_path: Path, task: Task, protocol: str, rule: str, num_workers: int, seed: int
 ) -> None:
     """Batch norm is computed one push at a time, the other in rows."""
@@ -114,7 +114,7 @@ def test_any_order_of_arrivals_is_the_update_equation(
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("protocol", ["async", "k-batch-async:3"])
 @pytest.mark.parametrize("task", [WITH_BATCH_NORM, LAYERS], ids=["batch norm", "layers"])
-def test_training_in_virtual_time_is_the_inline_run_bit_for_bit(
+def test_simulated_training_equals_the_inline_run_bitwise(
     tmp_path: Path, protocol: str, rule: str, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, records = simulated(task, tmp_path, protocol, rule, worlds(3, 1))
@@ -136,7 +136,7 @@ def test_training_in_virtual_time_is_the_inline_run_bit_for_bit(
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_live_run_is_the_update_equation_and_uses_each_sample_once(
+def test_live_run_follows_the_update_equation_and_uses_samples_once(
     tmp_path: Path, rule: str
 ) -> None:
     live = train(
@@ -155,7 +155,7 @@ def test_a_live_run_is_the_update_equation_and_uses_each_sample_once(
     assert rule == "drop:1" or dropped == 0
 
 
-def test_a_rule_that_can_do_nothing_changes_nothing(tmp_path: Path) -> None:
+def test_rule_without_effect_changes_nothing(tmp_path: Path) -> None:
     one = train(TASK, tmp_path / "one", workers=2, protocol="full-sync", staleness="inverse")
     other = train(TASK, tmp_path / "other", workers=2, protocol="full-sync")
     assert one.path == "peers"
