@@ -45,7 +45,7 @@ def numbers(text: str) -> Tensor:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not COMPILER, reason="no C++ compiler: g++, c++, clang++")
-def test_the_cpp_program_prints_what_python_computes(say: Say, tmp_path: Path) -> None:
+def test_cpp_program_prints_the_values_of_python(say: Say, tmp_path: Path) -> None:
     files = {}
     for name in ("torchscript", "aoti"):
         code, out, err = say(f"export lenet --format {name} --json")

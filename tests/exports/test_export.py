@@ -37,7 +37,7 @@ def lacking(name: str) -> None:
         ("transformer", "torchscript"),
     ],
 )
-def test_every_format_computes_what_the_model_computes(say: Say, name: str, task: str) -> None:
+def test_every_format_reproduces_the_output_of_the_model(say: Say, name: str, task: str) -> None:
     lacking(name)
     code, out, err = say(f"export {task} --format {name} --json")
     assert code == 0, err
@@ -51,7 +51,7 @@ def test_every_format_computes_what_the_model_computes(say: Say, name: str, task
 
 
 @pytest.mark.parametrize("name", ["torchscript", "torchscript-trace", "export"])
-def test_any_batch_goes_into_the_file(say: Say, name: str) -> None:
+def test_exported_file_accepts_any_batch_size(say: Say, name: str) -> None:
     code, out, err = say(f"{OWN}:Plain --format {name} --json")
     assert code == 0, err
     run = FORMATS[name].load(Path(json.loads(out)["path"]))
@@ -59,7 +59,7 @@ def test_any_batch_goes_into_the_file(say: Say, name: str) -> None:
         assert run(torch.randn(13, 4)).shape == (13, 2)
 
 
-def test_a_model_with_two_inputs(say: Say) -> None:
+def test_model_with_two_inputs_is_exported(say: Say) -> None:
     line = f"{OWN}:Pair --input 1,2:int64 --format export --json"
     code, out, err = say(line)
     assert code == 0, err
@@ -81,7 +81,7 @@ def test_a_model_with_two_inputs(say: Say) -> None:
         ("Plain --format export --checkpoint nowhere", ("no checkpoint at nowhere",)),
     ],
 )
-def test_what_cannot_be_exported_is_refused_with_the_reason(
+def test_unexportable_model_is_refused_with_the_reason(
     say: Say, tmp_path: Path, rest: str, said: tuple[str, ...]
 ) -> None:
     code, _, err = say(f"{OWN}:{rest}")
@@ -103,19 +103,19 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(
         ("export lenet --input 1,4", "--input is only for --model"),
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused(say: Say, line: str, said: str) -> None:
+def test_invalid_options_are_refused(say: Say, line: str, said: str) -> None:
     code, _, err = say(line)
     assert code == 2
     assert said in err
 
 
-def test_one_batch_only_where_that_is_asked_for(say: Say) -> None:
+def test_fixed_batch_exports_only_that_batch_size(say: Say) -> None:
     code, out, err = say(f"{OWN}:Fixed --format export --fixed-batch 2 --json")
     assert code == 0, err
     assert list(json.loads(out)["max_differences"]) == ["2"]
 
 
-def test_it_falls_back_only_if_asked(say: Say) -> None:
+def test_export_falls_back_only_on_request(say: Say) -> None:
     line = f"{OWN}:Branch --format export --fallback torchscript --json"
     code, out, _ = say(line)
     assert code == 0
@@ -138,7 +138,7 @@ for _ in pace.updates(2):
 """
 
 
-def test_no_compiler_is_said_and_leaves_nothing(
+def test_missing_compiler_is_reported_and_leaves_no_file(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -148,7 +148,7 @@ def test_no_compiler_is_said_and_leaves_nothing(
     assert not list(tmp_path.glob("*.pt2"))
 
 
-def test_missing_onnx_is_said(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_onnx_is_reported(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     code, _, err = say(f"{OWN}:Plain --format onnx")
     assert code == 2
@@ -156,7 +156,7 @@ def test_missing_onnx_is_said(say: Say, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.timeout(600)
-def test_a_runs_weights_are_exported_and_anothers_are_refused(say: Say) -> None:
+def test_weights_of_a_run_are_exported_and_others_refused(say: Say) -> None:
     train = "train softmax --workers 1 --engine inline --updates 200 --name one"
     assert say(train)[0] == 0
     code, out, err = say("export runs/one --format torchscript --json")
@@ -176,7 +176,7 @@ def test_a_runs_weights_are_exported_and_anothers_are_refused(say: Say) -> None:
     assert abs(reduced["file_accuracy"] - found["accuracy"]) < 0.05
 
 
-def test_a_run_of_an_own_task_is_exported_and_of_a_script_the_way_is_said(
+def test_run_of_a_custom_task_is_exported_and_a_script_gets_advice(
     say: Say, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(
@@ -219,7 +219,7 @@ task = Task(
 """
 
 
-def test_a_data_set_of_arrays_is_batched_as_by_a_loader(say: Say, tmp_path: Path) -> None:
+def test_array_data_set_is_batched_as_by_a_loader(say: Say, tmp_path: Path) -> None:
     (tmp_path / "arrays.py").write_text(ARRAYS)
     code, out, err = say("export arrays:task --format torchscript --json")
     assert code == 0, err

@@ -27,19 +27,19 @@ class Samples:
 
 
 @pytest.mark.parametrize("rows", [np.ones((2, 3)), torch.ones(2, 3), [1.0, 1.0]])
-def test_samples_are_put_together_as_a_loader_does(rows: Any) -> None:
+def test_samples_are_collated_as_by_a_loader(rows: Any) -> None:
     (made,) = _inputs_of(Samples(list(rows)))(3)  # type: ignore[arg-type]  # all that is asked of a task
     assert made.flatten()[0] == 1.0
     assert len(made) == 3
 
 
 @pytest.mark.parametrize("row", [(torch.ones(1), torch.ones(1)), "text", object()])
-def test_what_is_no_tensor_is_refused_by_its_type(row: Any) -> None:
+def test_non_tensor_input_is_refused_with_its_type(row: Any) -> None:
     with pytest.raises(ConfigError, match=f"inputs of the task's data are {type(row).__name__}"):
         _inputs_of(Samples([row]))(1)  # type: ignore[arg-type]  # all that is asked of a task
 
 
-def test_weights_of_a_compiled_model_are_put_into_the_module_in_it(tmp_path: Path) -> None:
+def test_weights_of_a_compiled_model_are_loaded_into_its_module(tmp_path: Path) -> None:
     trained, path = COMPILED.module(), tmp_path / "model.safetensors"
     save_model(trained, path)
     made = _loaded("tiny", COMPILED.module(), lambda batch: (), path, COMPILED).model
