@@ -46,7 +46,7 @@ def by_launch(folder: Path, protocol: str, workers: int) -> tuple[Run, list[dict
 
 
 @pytest.mark.timeout(300)
-def test_full_sync_is_one_process_and_ddp(tmp_path: Path) -> None:
+def test_full_sync_equals_one_process_and_ddp(tmp_path: Path) -> None:
     """Sums of float64 in another order: 1e-12 where the numbers are about 1."""
     (plain,) = by_python(tmp_path / "plain", kind="plain", batch=BATCH)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -62,7 +62,7 @@ def test_full_sync_is_one_process_and_ddp(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_norm_of_nothing_clips_nothing(tmp_path: Path) -> None:
+def test_zero_norm_disables_clipping(tmp_path: Path) -> None:
     """transformers says: "Set to 0 to disable"."""
     (plain,) = by_python(tmp_path / "plain", kind="plain", batch=BATCH, norm=0.0)
     (alone,) = by_python(tmp_path / "alone", kind="paceline", batch=BATCH, norm=0.0)
@@ -72,7 +72,7 @@ def test_a_norm_of_nothing_clips_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("protocol", "workers"), [("k-batch-async:2", 2), ("async", 4)])
-def test_each_sample_counts_once_an_epoch(protocol: str, workers: int, tmp_path: Path) -> None:
+def test_each_sample_counts_once_per_epoch(protocol: str, workers: int, tmp_path: Path) -> None:
     run, found = by_launch(tmp_path / "run", protocol, workers)
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     assert run.summary.updates == EPOCHS * NUM_SAMPLES // BATCH
@@ -82,7 +82,7 @@ def test_each_sample_counts_once_an_epoch(protocol: str, workers: int, tmp_path:
             assert torch.equal(value, found[0]["state"][name])
 
 
-def test_the_page_has_the_subclass_of_the_example_in_twenty_lines() -> None:
+def test_docs_show_the_subclass_of_the_example_in_twenty_lines() -> None:
     text = runpy.run_path(str(SCRIPT), run_name="read")["subclass"]()
     assert len(text.splitlines()) - 1 <= 20  # without the line that names the class
     assert text in (ROOT / "docs" / "frameworks.md").read_text()

@@ -53,7 +53,7 @@ def by_launch(
     return run, left_in(folder)
 
 
-def test_a_worker_that_was_called_off_each_time_ends_with_the_others(tmp_path: Path) -> None:
+def test_worker_cancelled_every_time_ends_with_the_others(tmp_path: Path) -> None:
     for number in range(3):  # most of them are such, in any epoch
         folder = tmp_path / str(number)
         words = say(folder, epochs=3)
@@ -95,7 +95,7 @@ def by_ddp(folder: Path, **options: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", WAYS)
-def test_full_sync_is_one_process_and_ddp(way: str, tmp_path: Path) -> None:
+def test_full_sync_equals_one_process_and_ddp(way: str, tmp_path: Path) -> None:
     """Sums of float64 in another order: 1e-12 where the numbers are about 1."""
     options = WAYS[way]
     (alone,) = by_python(tmp_path / "alone", strategy="single", **options)
@@ -123,7 +123,7 @@ def test_full_sync_is_one_process_and_ddp(way: str, tmp_path: Path) -> None:
         assert one["sums"] == pytest.approx(alone["sums"], abs=1e-12)
 
 
-def test_a_mean_over_workers_of_unlike_many_samples_is_that_of_all() -> None:
+def test_mean_over_workers_is_weighted_by_samples() -> None:
     """Lightning divides the mean of their sums by the mean of their numbers of samples."""
     from paceline.lightning import PacelineStrategy
 
@@ -143,7 +143,7 @@ def test_a_mean_over_workers_of_unlike_many_samples_is_that_of_all() -> None:
     ("protocol", "workers"),
     [("k-batch-async:2", 2), ("async", 2), ("k-sync:1", 2), ("local-sgd:2", 2), ("k-async:3", 4)],
 )
-def test_each_sample_counts_once_an_epoch(protocol: str, workers: int, tmp_path: Path) -> None:
+def test_each_sample_counts_once_per_epoch(protocol: str, workers: int, tmp_path: Path) -> None:
     run, found = by_launch(tmp_path / "run", protocol, workers, epochs=3)
     assert_each_sample_once(run, NUM_SAMPLES, 3)
     assert len(found) == workers
@@ -161,7 +161,7 @@ def test_each_sample_counts_once_an_epoch(protocol: str, workers: int, tmp_path:
     assert Path(found[0]["best"]).is_file()
 
 
-def test_so_many_steps_are_so_many_updates(tmp_path: Path) -> None:
+def test_max_steps_limits_updates(tmp_path: Path) -> None:
     run, found = by_launch(tmp_path / "run", "async", epochs=-1, trainer={"max_steps": 9})
     assert run.summary.updates == 9
     assert [one["step"] for one in found] == [9, 9]
@@ -169,7 +169,7 @@ def test_so_many_steps_are_so_many_updates(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_others_go_on_without_the_main_worker(tmp_path: Path) -> None:
+def test_training_continues_without_the_main_worker(tmp_path: Path) -> None:
     fault = ("kill worker 0 at update 5",)
     run, found = by_launch(tmp_path / "run", "async", 3, fault, epochs=3)
     assert run.left  # it has been killed
@@ -180,7 +180,7 @@ def test_the_others_go_on_without_the_main_worker(tmp_path: Path) -> None:
     assert Path(found[0]["best"]).is_file()  # of version 6 or later: who became the main saved it
 
 
-def test_who_stops_early_stops_all(tmp_path: Path) -> None:
+def test_early_stopping_stops_all_workers(tmp_path: Path) -> None:
     run, found = by_launch(tmp_path / "run", "async", epochs=50, stop=[1, 3])
     assert run.summary.updates < 50
     assert {one["step"] for one in found} == {run.summary.updates}
@@ -188,7 +188,7 @@ def test_who_stops_early_stops_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_trainer_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
+def test_trainer_resumes_from_its_own_checkpoint(tmp_path: Path) -> None:
     _, whole = by_launch(tmp_path / "whole", "full-sync", epochs=3)
     by_launch(tmp_path / "first", "full-sync", epochs=1)
     kept = str(tmp_path / "first" / "kept" / "last.ckpt")
@@ -200,7 +200,7 @@ def test_a_trainer_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
         torch.testing.assert_close(value, whole[0]["state"][name], rtol=0, atol=1e-12)
 
 
-def test_a_run_that_is_not_the_one_asked_for_is_refused(tmp_path: Path) -> None:
+def test_run_with_conflicting_settings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="paceline launch --protocol async, or PacelineStrategy"):
         by_launch(tmp_path / "protocol", "full-sync", protocol="async")
     with pytest.raises(ConfigError, match=r"devices=3.*paceline launch --workers 3"):
@@ -211,7 +211,7 @@ def test_a_run_that_is_not_the_one_asked_for_is_refused(tmp_path: Path) -> None:
         by_launch(tmp_path / "groups", "async", trainer={"accumulate_grad_batches": 2})
 
 
-def test_an_error_of_the_script_is_told_and_ends_it_with_one(tmp_path: Path) -> None:
+def test_script_error_is_reported_with_exit_code_1(tmp_path: Path) -> None:
     words = say(tmp_path / "run", workers=2, schedule="never", settings={"run_dir": "run"})
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *words], capture_output=True, text=True, cwd=tmp_path
@@ -295,7 +295,7 @@ REFUSED: dict[str, Callable[[], None]] = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_be_carried_is_refused_by_name(words: str) -> None:
+def test_unsupported_options_are_refused_by_name(words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         REFUSED[words]()
     assert words in str(caught.value)
@@ -310,7 +310,7 @@ def test_what_cannot_be_carried_is_refused_by_name(words: str) -> None:
         ("async", {"every_n_epochs": 1}, ""),
     ],
 )
-def test_checkpoints_that_each_worker_would_decide_by_itself_are_refused(
+def test_checkpoints_decided_per_worker_are_refused(
     protocol: str, options: dict[str, Any], words: str
 ) -> None:
     from paceline.lightning import starting
@@ -330,7 +330,7 @@ def test_checkpoints_that_each_worker_would_decide_by_itself_are_refused(
 
 
 @pytest.mark.parametrize("word", [(1, 2), {0: "a"}, torch.ones(1), {1}, [(1,)]])
-def test_what_json_would_change_is_not_broadcast(word: object) -> None:
+def test_objects_changed_by_json_are_not_broadcast(word: object) -> None:
     from paceline.lightning import strategy
 
     with pytest.raises(ConfigError, match=type(word).__name__):
@@ -338,7 +338,7 @@ def test_what_json_would_change_is_not_broadcast(word: object) -> None:
     assert json.loads(strategy._as_json({"a": [1, 2.5, None, True]})) == {"a": [1, 2.5, None, True]}
 
 
-def test_another_version_of_lightning_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_lightning_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.lightning import PacelineStrategy
 
     monkeypatch.setattr(lightning, "__version__", "3.0.1")
@@ -346,7 +346,7 @@ def test_another_version_of_lightning_is_refused(monkeypatch: pytest.MonkeyPatch
         PacelineStrategy()
 
 
-def test_ranks_of_another_launcher_are_refused_with_how_to_start(
+def test_other_launchers_are_refused_with_the_command_to_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from paceline.lightning import PacelineStrategy
@@ -364,7 +364,7 @@ def test_ranks_of_another_launcher_are_refused_with_how_to_start(
         PacelineStrategy()
 
 
-def test_what_is_for_tasks_is_refused_as_a_setting_of_the_strategy(
+def test_task_settings_are_refused_by_the_strategy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from paceline.lightning import starting
@@ -374,7 +374,7 @@ def test_what_is_for_tasks_is_refused_as_a_setting_of_the_strategy(
         starting.Starter(None, {"lr": 0.1}).run([torch.device("cpu")])
 
 
-def test_importing_paceline_imports_no_lightning() -> None:
+def test_importing_paceline_does_not_import_lightning() -> None:
     code = "import sys, paceline, paceline.cli.app; print('lightning' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "False"

@@ -39,7 +39,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def test_alone_it_is_plain_pytorch_to_the_last_bit(kind: str) -> None:
+def test_single_process_equals_plain_pytorch_bitwise(kind: str) -> None:
     model, optimizer = streamed.make()
     loader = public_streams.loader_of({"kind": kind})
     for epoch in range(public_streams.EPOCHS):
@@ -53,7 +53,7 @@ def test_alone_it_is_plain_pytorch_to_the_last_bit(kind: str) -> None:
     assert differ(found, plain) == 0.0
 
 
-def test_deaths_change_nothing(kind: str, tmp_path: Path) -> None:
+def test_killed_workers_do_not_change_the_result(kind: str, tmp_path: Path) -> None:
     """Of the one who reads, too."""
     options: dict[str, Any] = {"kind": kind}
     with kills(tmp_path, 3, seed=2) as seats:
@@ -67,7 +67,7 @@ def test_deaths_change_nothing(kind: str, tmp_path: Path) -> None:
     assert differ(found, public_streams.twin(5, 2, options)) < CLOSE
 
 
-def test_stopped_and_resumed_is_never_stopped(kind: str, say: Say, tmp_path: Path) -> None:
+def test_resumed_run_equals_an_uninterrupted_one(kind: str, say: Say, tmp_path: Path) -> None:
     options: dict[str, Any] = {"kind": kind, "step_s": 0.1, "say_at": 7}
     words = f"launch --workers 2 --device cpu --seed 5 --run-dir {tmp_path / 'run'}"
     with stopped_at(tmp_path / "is-there"):
@@ -112,7 +112,7 @@ for epoch in pace.epochs(1):
         ("", "loader.state_dict()", "state_dict"),
     ],
 )
-def test_a_state_of_a_loader_that_is_shared_is_refused(
+def test_state_of_a_shared_loader_is_refused(
     say: Say, tmp_path: Path, before: str, after: str, call: str
 ) -> None:
     """One worker alone has it: it reads the loader itself."""
@@ -125,7 +125,7 @@ def test_a_state_of_a_loader_that_is_shared_is_refused(
     assert "Traceback" not in err
 
 
-def test_alone_a_loader_goes_on_from_its_state() -> None:
+def test_single_process_loader_resumes_from_its_state() -> None:
     pytest.importorskip("torchdata")
     from torchdata.stateful_dataloader import StatefulDataLoader
 
