@@ -24,7 +24,7 @@ def of(graphs: dict[int, WorkGraph]) -> list[MicroBatches]:
     return [MicroBatches(num, graph) for num, graph in graphs.items()]
 
 
-def test_the_number_with_the_shortest_step_is_taken() -> None:
+def test_number_of_micro_batches_with_the_shortest_step_is_chosen() -> None:
     found = fastest_cut(of({2: layers(1.0), 4: layers(0.5)}), PIPELINE, CORES)
     assert found.micro_batches == 4
     slow = fastest_cut(of({2: layers(1.0), 4: layers(0.9)}), PIPELINE, CORES)
@@ -32,7 +32,7 @@ def test_the_number_with_the_shortest_step_is_taken() -> None:
     assert slow.seconds == pytest.approx(slow.placement.step_s)
 
 
-def test_every_worker_has_something_to_train() -> None:
+def test_every_worker_gets_parameters() -> None:
     """Three operations that take all the time, and have no parameters, behind two layers."""
     graph = chain("abcde", seconds=[0.1, 0.1, 1.0, 1.0, 1.0], num_bytes=0, parameter_bytes=8)
     bare = [replace(one, parameter_bytes=0, num_layers=0) for one in graph.nodes[2:]]
@@ -43,7 +43,7 @@ def test_every_worker_has_something_to_train() -> None:
     assert all(one.parameter_bytes for one in cut.parts)
 
 
-def test_where_that_does_not_fit_the_memory_somebody_has_nothing() -> None:
+def test_worker_may_get_no_parameters_if_memory_requires_it() -> None:
     """Two layers that each fill a worker, and two operations without parameters behind them."""
     graph = chain("abcd", seconds=[1.0, 1.0, 0.1, 0.1], num_bytes=0, parameter_bytes=8)
     bare = [replace(one, parameter_bytes=0, num_layers=0) for one in graph.nodes[2:]]
@@ -57,7 +57,7 @@ def test_where_that_does_not_fit_the_memory_somebody_has_nothing() -> None:
     assert found.memory_bytes <= alone
 
 
-def test_what_the_first_micro_batch_takes_longer_counts_once_an_update() -> None:
+def test_extra_time_of_the_first_micro_batch_counts_once() -> None:
     nodes = tuple(
         WorkNode(name=name, forward_s=1.0, first_s=first_s)
         for name, first_s in zip("abcd", (0.0, 0.0, 8.0, 8.0), strict=True)
@@ -73,7 +73,7 @@ def test_what_the_first_micro_batch_takes_longer_counts_once_an_update() -> None
     assert [len(one.nodes) for one in find_placement(graph, few).placement.parts] == [3, 1]
 
 
-def test_a_worker_of_several_parts_is_busy_with_all_of_them() -> None:
+def test_worker_with_several_parts_is_busy_with_all_of_them() -> None:
     graph = chain("abcd", seconds=[1.0, 2.0, 3.0, 2.0], num_bytes=0)
     pipeline = Pipeline(workers=workers(4), micro_batches=4, schedule="interleaved", parts_each=2)
     cut = place(graph, pipeline, [0, 1, 2, 3])
@@ -83,7 +83,7 @@ def test_a_worker_of_several_parts_is_busy_with_all_of_them() -> None:
     assert pipeline_step(cut, pipeline, 2.0).num_ranks == 2
 
 
-def test_smaller_first_and_last_micro_batches_fill_and_empty_the_pipeline_sooner() -> None:
+def test_smaller_end_micro_batches_shorten_fill_and_drain() -> None:
     """Two equal parts, four micro-batches, 4 s of each part for one: the other waits for the first
     forward pass and the last one back, which are as long as these are large."""
 
@@ -100,7 +100,7 @@ def test_smaller_first_and_last_micro_batches_fill_and_empty_the_pipeline_sooner
     assert more + first == large + last == 1.0
 
 
-def test_ends_stay_where_a_small_micro_batch_takes_as_long() -> None:
+def test_end_micro_batches_stay_equal_if_small_ones_take_as_long() -> None:
     def graph_at(size: float) -> WorkGraph:
         return layers(1.9 + 0.1 * size)
 
@@ -108,7 +108,7 @@ def test_ends_stay_where_a_small_micro_batch_takes_as_long() -> None:
     assert found.ends == ALIKE
 
 
-def test_by_gpipe_all_are_of_one_size() -> None:
+def test_gpipe_uses_equal_micro_batches() -> None:
     """Its forward passes come first, where the second part would wait for the larger ones."""
 
     def graph_at(size: float) -> WorkGraph:
@@ -117,7 +117,7 @@ def test_by_gpipe_all_are_of_one_size() -> None:
     assert fastest_cut([MicroBatches(4, graph_at(1.0), graph_at)], PIPELINE, CORES).ends == ALIKE
 
 
-def test_larger_micro_batches_in_the_middle_must_fit_the_memory() -> None:
+def test_larger_middle_micro_batches_must_fit_the_memory() -> None:
     def graph_at(size: float) -> WorkGraph:
         graph = layers(2.0 * size)
         nodes = tuple(replace(one, activation_bytes=1000) for one in graph.nodes)

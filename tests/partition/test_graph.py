@@ -11,7 +11,7 @@ from paceline.partition.placement import even_cut, even_parts, place
 NODES = tuple(WorkNode(name=name, forward_s=1.0, parameter_bytes=10) for name in "abc")
 
 
-def test_an_edge_leads_to_larger_numbers() -> None:
+def test_edges_must_lead_to_later_nodes() -> None:
     for edge in (
         WorkEdge(name="e", source=1, targets=(0,), num_bytes=1),
         WorkEdge(name="e", source=2, targets=(4,), num_bytes=1),
@@ -22,7 +22,7 @@ def test_an_edge_leads_to_larger_numbers() -> None:
         WorkGraph(nodes=())
 
 
-def test_what_is_live_at_a_border_is_made_within_and_read_without() -> None:
+def test_edges_crossing_a_border_are_live() -> None:
     edges = (
         WorkEdge(name="x", source=INPUT, targets=(0, 2), num_bytes=1),
         WorkEdge(name="a", source=0, targets=(1,), num_bytes=2),
@@ -33,7 +33,7 @@ def test_what_is_live_at_a_border_is_made_within_and_read_without() -> None:
     assert live == [[], ["x", "a"], ["x", "b"], []]
 
 
-def test_costs_of_another_batch_lie_on_the_line_through_two() -> None:
+def test_costs_are_interpolated_linearly_in_the_batch_size() -> None:
     small = chain("ab", seconds=[1.0, 2.0], num_bytes=10)
     large = chain("ab", seconds=[5.0, 2.0], num_bytes=50)
     found = small.at(3, 1, large, 5)
@@ -42,13 +42,13 @@ def test_costs_of_another_batch_lie_on_the_line_through_two() -> None:
     assert small.at(0.5, 1, large, 5).nodes[0].work_s == pytest.approx(0.5)
 
 
-def test_the_even_cut_counts_layers_with_parameters() -> None:
+def test_even_cut_counts_layers_with_parameters() -> None:
     nodes = tuple(WorkNode(name=f"n{i}", num_layers=int(i % 2 == 0)) for i in range(8))
     assert even_parts(WorkGraph(nodes=nodes), 2) == (0, 0, 0, 0, 1, 1, 1, 1)
     assert even_parts(WorkGraph(nodes=nodes), 6) == (0, 0, 1, 1, 2, 3, 4, 5)
 
 
-def test_a_parameter_that_is_cut_apart_is_held_twice_and_added_up_each_update() -> None:
+def test_tied_parameter_across_parts_is_held_twice_and_summed() -> None:
     tie = TiedParameter(name="w", num_bytes=100, nodes=(0, 2))
     graph = WorkGraph(nodes=NODES, ties=(tie,))
     pipeline = Pipeline(
@@ -61,7 +61,7 @@ def test_a_parameter_that_is_cut_apart_is_held_twice_and_added_up_each_update() 
     assert graph.parameter_bytes == 130
 
 
-def test_a_part_holds_its_parameters_with_their_state_and_its_live_micro_batches() -> None:
+def test_part_memory_is_parameters_state_and_live_micro_batches() -> None:
     nodes = tuple(
         WorkNode(name=name, parameter_bytes=10, activation_bytes=100, buffer_bytes=1)
         for name in "ab"
@@ -75,7 +75,7 @@ def test_a_part_holds_its_parameters_with_their_state_and_its_live_micro_batches
         assert [one.memory_bytes for one in found.parts] == wanted
 
 
-def test_a_cut_that_is_none_is_refused() -> None:
+def test_invalid_cut_is_refused() -> None:
     edge = WorkEdge(name="e", source=0, targets=(1,), num_bytes=7)
     graph = WorkGraph(nodes=NODES, edges=(edge,))
     pipeline = Pipeline(workers=workers(2))

@@ -40,14 +40,14 @@ def by_name(asked: SplitCosts) -> dict[str, SplitPrice]:
     return {one.name: one for one in price_splits(asked).prices}
 
 
-def test_all_ways_are_in_the_table() -> None:
+def test_table_lists_all_splits() -> None:
     assert [one.name for one in price_splits(costs(4)).prices] == [
         "none", "data", "network", "layer", "shard-1", "shard-2", "shard-3", "2x2",
     ]  # fmt: skip
     assert [one.name for one in price_splits(costs(1)).prices] == ["none"]
 
 
-def test_where_nothing_costs_anything_to_send_all_work_is_shared() -> None:
+def test_free_communication_divides_all_work() -> None:
     found = by_name(costs(4))
     alone_s = 3.0 * 16 * LAYERS
     assert found["none"].step_s == pytest.approx(alone_s)
@@ -56,7 +56,7 @@ def test_where_nothing_costs_anything_to_send_all_work_is_shared() -> None:
     assert found["2x2"].step_s == pytest.approx(alone_s / 4 * (4 + 1) / 4)
 
 
-def test_bytes_and_memory_are_those_of_the_formulas() -> None:
+def test_bytes_and_memory_follow_the_formulas() -> None:
     found = by_name(costs(4))
     assert found["data"].sent_bytes == round(2 * 3 / 4 * PARAMETERS)
     assert found["shard-1"].sent_bytes == found["data"].sent_bytes
@@ -77,7 +77,7 @@ def test_bytes_and_memory_are_those_of_the_formulas() -> None:
     assert found["network"].sent_bytes == 4 * 2 * a_border
 
 
-def test_a_run_of_parts_is_priced_with_the_micro_batches_that_it_takes() -> None:
+def test_pipeline_is_priced_with_its_best_micro_batches() -> None:
     """More of them fill the pipeline better, until their messages take longer than that saves."""
     ways = {"micro_batches_each": (1, 2, 4)}
     alone_s = 3.0 * 16 * LAYERS
@@ -92,7 +92,7 @@ def test_a_run_of_parts_is_priced_with_the_micro_batches_that_it_takes() -> None
     assert by_name(costs(4, batch_size=3, **ways))["network"].why.endswith("fewer than 4 workers")
 
 
-def test_what_memory_limits_takes_as_long_for_all_as_for_one_on_all_cores() -> None:
+def test_memory_bound_work_is_no_faster_with_more_workers() -> None:
     """Two that each step half of the parameters are no faster than one that steps them all."""
     pipeline = Pipeline(workers=workers(2), micro_batches=4, update_s_per_byte=0.25)
     no_work = {"cores": 2, "alone_s": 0.0, "graph_at": lambda _: model_at(1e-9)}
@@ -104,7 +104,7 @@ def test_what_memory_limits_takes_as_long_for_all_as_for_one_on_all_cores() -> N
     assert moved["data"].step_s == pytest.approx(2 * copied * PARAMETERS)
 
 
-def test_who_has_most_bytes_is_done_when_all_are_moved_and_no_sooner_than_one_alone() -> None:
+def test_memory_time_is_shared_and_at_least_that_of_one_worker() -> None:
     shared = costs(2, cores=2.0, lone_factor=1.25)
     assert shared.by_memory([3.0, 3.0]) == 6.0
     assert shared.by_memory([3.0, 1.0]) == 4.0
@@ -112,14 +112,14 @@ def test_who_has_most_bytes_is_done_when_all_are_moved_and_no_sooner_than_one_al
     assert costs(2).by_memory([3.0, 1.0]) == 3.0  # each on a machine of its own
 
 
-def test_workers_that_share_cores_are_done_when_the_longest_is_or_all_work_is() -> None:
+def test_shared_core_time_is_the_longest_worker_or_total_work() -> None:
     shared = costs(3, cores=2.0)
     assert shared.by_cores([2.0, 2.0, 2.0]) == 3.0
     assert shared.by_cores([4.0, 1.0, 1.0]) == 4.0
     assert costs(3).by_cores([2.0, 2.0, 1.0]) == 2.0
 
 
-def test_shards_put_each_unit_together_by_itself() -> None:
+def test_shards_exchange_each_unit_separately() -> None:
     """Parameters forward and, of shard-3, backward, gradients once; and five meetings."""
     taken = together(gather_s=lambda size: size, reduce_s=lambda size: 10 * size, meeting_s=0.5)
     units = {"exchanges": taken, "unit_bytes": (100, 300), "graph_at": lambda _: model_at(1e-9)}
@@ -131,7 +131,7 @@ def test_shards_put_each_unit_together_by_itself() -> None:
     assert with_norms["shard-1"].step_s == pytest.approx(11 * 400 + 3.5)
 
 
-def test_what_is_done_together_takes_longer_behind_computing() -> None:
+def test_collective_operations_after_computing_cost_a_turn() -> None:
     """The model's passes do, the first reduce, each unit's by shard-2, its parameters by shard-3,
     and each sum over channels."""
     pairs = (ChannelPair(nodes=(0, 1, 2), in_bytes=64, out_bytes=32),)
@@ -145,14 +145,14 @@ def test_what_is_done_together_takes_longer_behind_computing() -> None:
     })  # fmt: skip
 
 
-def test_memory_that_is_given_anew_takes_time_where_nothing_is_kept() -> None:
+def test_newly_allocated_memory_costs_time_unless_kept() -> None:
     found = by_name(costs(2, fresh_s_per_byte=1.0, graph_at=lambda _: model_at(1e-9)))
     assert found["data"].step_s == pytest.approx(0.0, abs=1e-6)  # its processes keep it
     assert found["shard-1"].step_s == pytest.approx(PARAMETERS)  # all gradients
     assert found["shard-3"].step_s == pytest.approx(3 * PARAMETERS)  # and parameters, twice
 
 
-def test_a_pair_of_layers_shares_its_work_and_sums_twice() -> None:
+def test_layer_pair_divides_its_work_and_sums_twice() -> None:
     link = LinkCost(latency_s=0.0, s_per_byte=0.001)
     pairs = (ChannelPair(nodes=(0, 1, 2), in_bytes=64, out_bytes=32),)
     taken = together(sum_s=lambda size, num: size * 0.001, gather_s=lambda size: size * 0.1)
@@ -167,7 +167,7 @@ def test_a_pair_of_layers_shares_its_work_and_sums_twice() -> None:
     assert moved.step_s - found.step_s == pytest.approx(3 * held + 2 * 32 + 2 * ends)
 
 
-def test_a_small_model_is_answered_do_not_split() -> None:
+def test_small_model_is_advised_not_to_split() -> None:
     link = LinkCost(latency_s=1e5, s_per_byte=10.0)
     taken = together(**dict.fromkeys(("gather_s", "reduce_s"), lambda size: 1e5 + 10.0 * size))
     small = {"cores": 2, "alone_s": 3.0 * 8 * LAYERS, "moved_s_per_byte": 1, "unit_bytes": (8000,)}
@@ -176,7 +176,7 @@ def test_a_small_model_is_answered_do_not_split() -> None:
     assert table.reason.startswith("do not split: ")
 
 
-def test_processes_that_share_cores_do_not_gain() -> None:
+def test_processes_sharing_cores_gain_nothing() -> None:
     """Four of one thread on two cores, where one alone has both of them."""
     table = price_splits(costs(4, cores=2, alone_s=3.0 * 16 * LAYERS / 2))
     assert table.advised.name == "none"
@@ -185,7 +185,7 @@ def test_processes_that_share_cores_do_not_gain() -> None:
     assert found["data"].step_s == pytest.approx(3.0 * 16 * LAYERS / 2)
 
 
-def test_what_does_not_fit_is_not_advised() -> None:
+def test_split_that_does_not_fit_is_not_advised() -> None:
     table = price_splits(costs(4, workers=workers(4, memory_bytes=3 * PARAMETERS - 1)))
     fits = {one.name: one.fits for one in table.prices}
     assert not fits["none"]
@@ -200,7 +200,7 @@ def test_what_does_not_fit_is_not_advised() -> None:
     )
 
 
-def test_a_slow_worker_slows_equal_shares_and_gets_fewer_layers() -> None:
+def test_slow_worker_slows_equal_shares_and_gets_fewer_layers() -> None:
     found = by_name(costs(2, workers=workers(2, speeds=(1.0, 1.0 / 3.0))))
     assert found["data"].step_s == pytest.approx(3.0 * 8 * LAYERS * 3)
     assert found["data"].balance == pytest.approx(2.0 / 3.0)
@@ -210,7 +210,7 @@ def test_a_slow_worker_slows_equal_shares_and_gets_fewer_layers() -> None:
     assert found["network"].balance == pytest.approx(1.0)
 
 
-def test_too_few_samples_are_said() -> None:
+def test_too_few_samples_are_reported() -> None:
     found = by_name(costs(4, batch_size=3, alone_s=9.0))
     assert found["data"].step_s is None
     assert found["data"].why == "3 samples are fewer than 4 workers"

@@ -26,7 +26,7 @@ def found_or_none(graph: WorkGraph, pipeline: Pipeline) -> Placement | None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_the_cut_of_a_random_graph_is_the_best_of_all_and_never_worse_than_even(seed: int) -> None:
+def test_found_cut_of_a_random_graph_is_optimal(seed: int) -> None:
     draw = random.Random(seed)
     num_parts = draw.choice([2, 3, 4])
     graph = random_graph(draw, draw.randrange(num_parts, 13))
@@ -44,7 +44,7 @@ def test_the_cut_of_a_random_graph_is_the_best_of_all_and_never_worse_than_even(
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_so_it_is_where_every_part_has_something_to_train(seed: int) -> None:
+def test_found_cut_with_parameters_in_every_part_is_optimal(seed: int) -> None:
     """Half of all operations have no parameters, and would be a slow worker's part."""
     draw = random.Random(2000 + seed)
     num_parts = draw.choice([2, 3, 4])
@@ -59,7 +59,7 @@ def test_so_it_is_where_every_part_has_something_to_train(seed: int) -> None:
         assert all(one.parameter_bytes for one in found.parts)
 
 
-def test_the_random_graphs_are_of_all_kinds() -> None:
+def test_random_graphs_cover_all_kinds() -> None:
     """Else the test above would say less than it seems to."""
     outcomes = set()
     for seed in range(200):
@@ -79,7 +79,7 @@ def test_the_random_graphs_are_of_all_kinds() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_parts_in_a_row_are_all_parts_that_do_not_need_each_other(seed: int) -> None:
+def test_contiguous_parts_cover_all_acyclic_partitions(seed: int) -> None:
     """Every way to give nodes to parts without a circle between parts is one of a row."""
     draw = random.Random(1000 + seed)
     graph = random_graph(draw, draw.randrange(3, 7))
@@ -115,7 +115,7 @@ def test_parts_in_a_row_are_all_parts_that_do_not_need_each_other(seed: int) -> 
 
 
 @pytest.mark.parametrize("slow", [(), (3,), (0, 5, 11)])
-def test_of_alike_workers_one_order_is_tried(slow: tuple[int, ...]) -> None:
+def test_equal_workers_are_tried_in_one_order(slow: tuple[int, ...]) -> None:
     """Twelve of them have 479 million."""
     graph = chain("abcdefghijkl", seconds=[1.0 + i for i in range(12)], num_bytes=0)
     speeds = [0.5 if i in slow else 1.0 for i in range(12)]
@@ -132,7 +132,7 @@ def test_of_alike_workers_one_order_is_tried(slow: tuple[int, ...]) -> None:
     ("edges", "num_parts", "speeds"),
     [("chain", 12, [1.0 + i for i in range(12)]), ("none", 6, []), ("none", 12, [])],
 )
-def test_what_would_never_end_is_too_many_to_try(
+def test_oversized_search_is_reported_as_too_many(
     edges: str, num_parts: int, speeds: list[float]
 ) -> None:
     graph = chain("abcdefghijkl", seconds=[1.0] * 12, num_bytes=0)
@@ -141,7 +141,7 @@ def test_what_would_never_end_is_too_many_to_try(
     assert is_too_many(graph, Pipeline(workers=workers(num_parts, speeds=speeds)))
 
 
-def test_a_slow_worker_gets_fewer_layers() -> None:
+def test_slow_worker_gets_fewer_layers() -> None:
     graph = chain([f"l{i}" for i in range(10)], seconds=[1.0] * 10, num_bytes=0)
     pipeline = Pipeline(workers=workers(3, speeds=(1.0, 1.0, 0.5)), micro_batches=16)
     found = find_placement(graph, pipeline).placement
@@ -149,14 +149,14 @@ def test_a_slow_worker_gets_fewer_layers() -> None:
     assert sizes == {0: 4, 1: 4, 2: 2}
 
 
-def test_a_slow_worker_may_stand_at_any_place() -> None:
+def test_slow_worker_may_have_any_position() -> None:
     """Only in the middle is a part that is short enough."""
     graph = chain("abc", seconds=[4.0, 1.0, 4.0], num_bytes=0)
     pipeline = Pipeline(workers=workers(3, speeds=(0.25, 1.0, 1.0)), micro_batches=4)
     assert [one.worker for one in find_placement(graph, pipeline).placement.parts][1] == 0
 
 
-def test_the_cut_goes_where_few_bytes_cross() -> None:
+def test_cut_is_made_where_few_bytes_cross() -> None:
     nodes = tuple(WorkNode(name=name, forward_s=1.0, backward_s=2.0) for name in "abcd")
     sizes = (1000, 10, 1000)
     edges = tuple(
@@ -169,7 +169,7 @@ def test_the_cut_goes_where_few_bytes_cross() -> None:
     assert found.cut_bytes == 2 * 10 * 4
 
 
-def test_what_crosses_two_borders_is_handed_on() -> None:
+def test_tensor_crossing_two_borders_is_forwarded() -> None:
     nodes = tuple(WorkNode(name=name, forward_s=1.0) for name in "abc")
     edges = (
         WorkEdge(name="skip", source=0, targets=(1, 2), num_bytes=7, gradient_bytes=7),
@@ -179,7 +179,7 @@ def test_what_crosses_two_borders_is_handed_on() -> None:
     assert [one.out_bytes for one in found.parts] == [7, 12, 0]
 
 
-def test_a_part_that_does_not_fit_is_said_with_what_it_lacks() -> None:
+def test_part_that_does_not_fit_is_reported_with_the_missing_bytes() -> None:
     graph = chain("ab", seconds=[1.0, 1.0], num_bytes=0, parameter_bytes=3 * 1024)
     pipeline = Pipeline(workers=workers(2, memory_bytes=5 * 1024))
     with pytest.raises(ConfigError, match=r"part 0 needs 6.0 KiB.*has 5.0 KiB: 1.0 KiB too little"):
@@ -192,7 +192,7 @@ def test_more_parts_than_layers_are_refused() -> None:
         find_placement(graph, Pipeline(workers=workers(4)))
 
 
-def test_a_hundred_blocks_over_eight_workers_are_cut() -> None:
+def test_hundred_blocks_are_cut_over_eight_workers() -> None:
     """More borders than are all looked at: along the order, and not worse than even."""
     draw = random.Random(7)
     nodes, edges = [], []
