@@ -13,7 +13,9 @@ from paceline.spread.units import ParameterUnit
 from threaded import in_threads
 
 
-def test_what_a_run_calls_is_timed_by_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exchange_operations_are_timed_by_all_workers_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """So a price follows what units do; more bytes take longer."""
     called = dict.fromkeys(("gather", "reduce"), 0)
     for name in called:
@@ -39,7 +41,7 @@ def everyone(ranks: Ranks) -> TorchGroup:
     return ranks.everyone
 
 
-def test_more_workers_than_were_measured_take_longer() -> None:
+def test_more_workers_than_measured_take_longer() -> None:
     curve = ((1, 1.0), (100, 100.0))
     found = ExchangeCosts(4, LinkCost(latency_s=0.0, s_per_byte=0.0), 1.0, 2.0,
                           curve, curve, curve)  # fmt: skip

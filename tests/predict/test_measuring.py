@@ -26,7 +26,7 @@ def pieces(one: Measuring, micro_batch: int, batch: int) -> tuple[TracedModel, G
     return one.pieces(trace(one._model, inputs(least_of(batch))), (micro_batch, batch))
 
 
-def test_pieces_sum_to_what_the_whole_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_sum_to_the_time_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     one = made()
     traced, graph_at = pieces(one, 4, 32)
     taken = {2: 1.0, 4: 1.5, 8: 2.5, 32: 8.0}
@@ -42,7 +42,7 @@ def test_pieces_sum_to_what_the_whole_takes(monkeypatch: pytest.MonkeyPatch) -> 
     assert shares[0] == pytest.approx(shares[1])
 
 
-def test_a_batch_that_takes_too_long_is_on_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_batch_is_extrapolated_linearly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "_MEASURED_S", 0.0)  # so the smallest is as large as can be
     one = made()
     _, graph_at = pieces(one, 4, 64)
@@ -59,7 +59,9 @@ def test_a_batch_that_takes_too_long_is_on_the_line(monkeypatch: pytest.MonkeyPa
     assert max(asked) == 2
 
 
-def test_two_samples_say_little_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extrapolation_uses_larger_batches_than_two_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As of a large model, whose weights take all the time there; the next two lead on."""
     one, taken = made(), {1: 0.3, 2: 0.5, 4: 0.55, 8: 0.6, 16: 0.8, 32: 1.2, 64: 2.0}
     monkeypatch.setattr(one, "_once_s", taken.__getitem__)
@@ -72,7 +74,7 @@ def test_two_samples_say_little_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> N
     assert one.alone_s(64) == pytest.approx(8.0)  # no longer each than those did
 
 
-def test_a_model_that_takes_no_time_has_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_that_takes_no_time_has_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     one = made()
     _, graph_at = pieces(one, 2, 8)
     still: WorkGraph = graph_at(8).scaled(0.0)
@@ -80,7 +82,7 @@ def test_a_model_that_takes_no_time_has_a_graph(monkeypatch: pytest.MonkeyPatch)
     assert one.as_one(lambda batch: still, {8})(8) is still
 
 
-def test_what_was_measured_leaves_the_model_as_it_was() -> None:
+def test_measuring_leaves_the_model_unchanged() -> None:
     torch.manual_seed(3)
     one, before = made(), torch.get_rng_state()
     pieces(one, 2, 8)
@@ -89,7 +91,7 @@ def test_what_was_measured_leaves_the_model_as_it_was() -> None:
     assert all(held.grad is None for held in one._model.parameters())
 
 
-def test_without_numbers_operations_are_counted() -> None:
+def test_meta_model_is_counted_instead_of_measured() -> None:
     held = model().to("meta")
     found = measuring_of(held, lambda size: (torch.ones(size, 16, device="meta"),), 1, None)
     assert isinstance(found, Counting)

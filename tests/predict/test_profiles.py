@@ -69,7 +69,7 @@ def written(
 
 
 @pytest.mark.parametrize("missed", [0, 3])
-def test_ordered_delays_are_taken_out_and_the_rest_told_apart(tmp_path: Path, missed: int) -> None:
+def test_requested_delays_are_removed_and_the_rest_separated(tmp_path: Path, missed: int) -> None:
     found = written(tmp_path, missed)
     for worker in range(2):
         assert statistics.fmean(found.work_s[worker]) == pytest.approx(WORK_S, abs=2e-6)
@@ -79,14 +79,14 @@ def test_ordered_delays_are_taken_out_and_the_rest_told_apart(tmp_path: Path, mi
 
 
 @pytest.mark.parametrize(("more", "share"), [(True, 1.0), (False, 0.9)])
-def test_what_lies_between_two_epochs_is_told(tmp_path: Path, *, more: bool, share: float) -> None:
+def test_pause_between_epochs_is_measured(tmp_path: Path, *, more: bool, share: float) -> None:
     found = written(tmp_path, pause_s=2.0, more=more)
     assert found.pause_s == pytest.approx(2.0 * share, abs=1e-5)
     assert found.machine(2, 2).pause_s == found.pause_s
     assert statistics.fmean(found.exchange_s[0]) == pytest.approx(EXCHANGE_S, abs=2e-5)
 
 
-def test_steps_of_more_workers_than_cores_are_told_as_on_a_core_of_ones_own(tmp_path: Path) -> None:
+def test_steps_of_oversubscribed_workers_are_scaled_to_one_core(tmp_path: Path) -> None:
     trace = Trace(tmp_path / FILE_NAME)
     trace.header(
         task="made up", protocol="full-sync", workers=4, engine="local", path="store", seed=0,
@@ -131,7 +131,7 @@ def threaded(folder: Path, workers: int, threads: int, device: str = "cpu") -> P
 @pytest.mark.parametrize(
     ("threads", "device", "update_s"), [(1, "cpu", 0.01), (2, "cpu", 0.02), (2, "cuda", 0.01)]
 )
-def test_a_step_of_several_threads_takes_as_many_cores(
+def test_step_of_several_threads_uses_as_many_cores(
     tmp_path: Path, threads: int, device: str, update_s: float
 ) -> None:
     assert threaded(tmp_path, 1, threads, device).mean_step_s == pytest.approx(0.01)
@@ -139,7 +139,7 @@ def test_a_step_of_several_threads_takes_as_many_cores(
     assert run.mean_update_s() == pytest.approx(update_s, rel=0.01)
 
 
-def test_workers_of_more_threads_than_cores_are_told_as_on_cores_of_their_own(
+def test_steps_of_oversubscribed_threads_are_scaled_to_own_cores(
     tmp_path: Path,
 ) -> None:
     assert threaded(tmp_path, 2, 2).mean_step_s == pytest.approx(0.005)
@@ -149,7 +149,7 @@ def test_workers_of_more_threads_than_cores_are_told_as_on_cores_of_their_own(
         World(like=tmp_path, cores=1).conditions(2)
 
 
-def test_a_mean_is_taken_from_so_many_steps(tmp_path: Path) -> None:
+def test_profile_of_too_few_steps_is_refused(tmp_path: Path) -> None:
     trace = Trace(tmp_path / FILE_NAME)
     trace.header(task="made up", protocol="async", workers=1, engine="local", path="store")
     trace.joined(0.0, 0, 0, 1)
@@ -162,13 +162,13 @@ def test_a_mean_is_taken_from_so_many_steps(tmp_path: Path) -> None:
         read_profile(tmp_path)
 
 
-def test_without_grants_the_workers_word_counts(tmp_path: Path) -> None:
+def test_times_reported_by_workers_are_used_without_grants(tmp_path: Path) -> None:
     found = written(tmp_path, engine="inline")
     assert found.push_s == pytest.approx(0.004)
     assert found.apply_s == 0.0
 
 
-def test_a_world_like_a_run_has_its_stragglers_unless_others_are_named(tmp_path: Path) -> None:
+def test_world_like_a_run_keeps_its_stragglers_unless_overridden(tmp_path: Path) -> None:
     written(tmp_path)
     same = World(like=tmp_path).conditions(2)
     assert [one.text for one in same.delays] == ["exp:10ms", "exp:10ms"]
@@ -182,7 +182,7 @@ def test_a_world_like_a_run_has_its_stragglers_unless_others_are_named(tmp_path:
     assert other.mean_step_s(0) == pytest.approx(3 * (WORK_S + 0.020) + EXCHANGE_S, abs=1e-4)
 
 
-def test_an_update_of_another_batch_than_the_run_had_is_named(tmp_path: Path) -> None:
+def test_forecast_notes_another_batch_size_than_the_run(tmp_path: Path) -> None:
     """Two workers shared a batch of 8: four of them would have 2 each, and not 4."""
     written(tmp_path, batch_size=8)
     like = World(like=tmp_path)
@@ -198,7 +198,7 @@ def test_an_update_of_another_batch_than_the_run_had_is_named(tmp_path: Path) ->
     assert (timed.mini_batch_size, timed.samples_per_update, timed.note) == (None, None, "")
 
 
-def test_fewer_workers_than_a_run_had_are_put_through_what_it_ordered_for_them(
+def test_fewer_workers_keep_only_their_own_stragglers(
     tmp_path: Path,
 ) -> None:
     written(tmp_path)  # worker 1 is slow
@@ -207,7 +207,7 @@ def test_fewer_workers_than_a_run_had_are_put_through_what_it_ordered_for_them(
         World(like=tmp_path, slow=("1=2x",)).conditions(1)
 
 
-def test_what_is_likely_is_wider_where_the_machine_drifts_and_only_as_far_as_it_computes(
+def test_likely_range_widens_with_drift_of_computing_time(
     tmp_path: Path,
 ) -> None:
     written(tmp_path)
@@ -232,7 +232,7 @@ def test_what_is_likely_is_wider_where_the_machine_drifts_and_only_as_far_as_it_
     assert width(0.1, "500ms") < 0.02
 
 
-def test_nothing_is_likely_without_a_machine_or_of_too_few_updates(tmp_path: Path) -> None:
+def test_likely_range_needs_a_profile_and_enough_updates(tmp_path: Path) -> None:
     written(tmp_path)
     assert forecast("async", 2, World(delay=("exp:1s",)), 100).time_likely_s is None
     like = World(like=tmp_path)

@@ -21,7 +21,7 @@ from paceline.workloads import load_task
 
 
 @pytest.mark.parametrize(("computed_s", "num_seeds"), [(0.0, MOST_SEEDS), (1.0, FEWEST_SEEDS)])
-def test_the_budget_counts_computing_and_no_waiting(
+def test_budget_counts_computing_not_waiting(
     computed_s: float, num_seeds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long other processes keep it waiting, a race compares as much."""
@@ -53,7 +53,7 @@ def test_the_budget_counts_computing_and_no_waiting(
         ((5.7, 5.9, math.inf), (math.inf, math.inf, math.inf), False),
     ],
 )
-def test_a_finalist_leaves_when_more_seeds_would_not_help(
+def test_finalist_leaves_when_more_seeds_would_not_help(
     best_s: tuple[float, ...], other_s: tuple[float, ...], is_behind: bool
 ) -> None:
     best, other = (

@@ -56,7 +56,7 @@ def question(name: str, num_workers: int, **changes: object) -> SplitQuestion:
     return SplitQuestion(spec=f"{__name__}:{name}", num_workers=num_workers, **(given | changes))
 
 
-def test_a_small_model_is_cut_best_and_answered_do_not_split(
+def test_small_model_is_cut_optimally_and_advised_not_to_split(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     far = LinkCost(latency_s=0.02, s_per_byte=0.0)  # a busy machine's layers do not reach that
@@ -76,7 +76,7 @@ def test_a_small_model_is_cut_best_and_answered_do_not_split(
     json.dumps(report.to_json())
 
 
-def test_the_text_names_parts_borders_and_the_cuts_beside_it() -> None:
+def test_text_names_parts_borders_and_other_cuts() -> None:
     report = partition(question("chain", 2))
     text = "\n".join(render_partition(report))
     assert "6 pieces by torch.fx" in text
@@ -89,7 +89,7 @@ def test_the_text_names_parts_borders_and_the_cuts_beside_it() -> None:
     assert picture.count("<rect") - (1 + 6 + 2 * 2 * 4) in (0, 1, 2)
 
 
-def test_the_table_has_all_splits_and_what_does_not_fit() -> None:
+def test_table_lists_all_splits() -> None:
     report = plan_splits(question("chain", 4))
     names = [one.name for one in report.table.prices]
     assert names == ["none", "data", "network", "layer", "shard-1", "shard-2", "shard-3", "2x2"]
@@ -98,7 +98,7 @@ def test_the_table_has_all_splits_and_what_does_not_fit() -> None:
     json.dumps(report.to_json())
 
 
-def test_a_plan_says_what_a_pipeline_runs_by() -> None:
+def test_plan_names_the_pipeline_schedule() -> None:
     asked = question("chain", 2, micro_batches=None)
     said = "as many micro-batches as a run uses, with gpipe unless 1f1b or interleaved is named"
     assert dict(plan_splits(asked).about)["batch"] == f"16 samples an update, {said}"
@@ -106,7 +106,7 @@ def test_a_plan_says_what_a_pipeline_runs_by() -> None:
     assert dict(plan_splits(named).about)["batch"].endswith("as a run uses, with 1f1b")
 
 
-def test_a_model_that_branches_is_said_with_its_line() -> None:
+def test_branching_model_is_reported_with_its_line() -> None:
     with pytest.raises(ConfigError, match=r"only 1 piece .* is kept whole: .*hard_to_cut.py:\d+"):
         partition(question("branching", 2))
     report = plan_splits(question("branching", 2))
@@ -121,7 +121,7 @@ def test_batch_norm_is_named() -> None:
     assert about["batch norm"].startswith("1 use statistics of the whole batch")
 
 
-def test_a_large_model_asks_for_the_table_by_itself_and_is_advised_a_shard_or_a_cut(
+def test_large_model_gets_the_table_and_a_split_as_advice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is made of it but its shapes."""
@@ -139,7 +139,7 @@ def test_a_large_model_asks_for_the_table_by_itself_and_is_advised_a_shard_or_a_
     assert tight.table.advised.fits
 
 
-def test_an_optimizer_that_cannot_step_is_named() -> None:
+def test_optimizer_that_cannot_step_is_named() -> None:
     task: Any = SimpleNamespace(
         optimizer=lambda parameters, lr: torch.optim.LBFGS(parameters, lr=lr), learning_rate=0.1
     )
@@ -149,7 +149,7 @@ def test_an_optimizer_that_cannot_step_is_named() -> None:
         split_costs._update(subject, is_counted=False)
 
 
-def test_what_a_module_makes_at_import_keeps_its_numbers(
+def test_tensors_made_at_import_keep_their_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "import torch\nSCALE = torch.ones(2)\ndef net():\n    return torch.nn.Linear(2, 2)\n"
@@ -160,7 +160,7 @@ def test_what_a_module_makes_at_import_keeps_its_numbers(
     assert sys.modules["scaled_net"].SCALE.tolist() == [1.0, 1.0]
 
 
-def test_what_is_wrong_is_said_in_one_sentence() -> None:
+def test_invalid_questions_get_a_short_error() -> None:
     with pytest.raises(ConfigError, match=r"7 parts are wanted, but .* 6 pieces .* write -n 6"):
         partition(question("chain", 7))
     with pytest.raises(ConfigError, match="2 samples cannot be 4 equal micro-batches; 2 are"):
