@@ -22,7 +22,7 @@ def times(kind: str, *seconds: float) -> JobTimes:
     return JobTimes(kind=kind, ways=ways)
 
 
-def test_the_cheapest_way_that_is_nearly_the_fastest_is_advised() -> None:
+def test_cheapest_way_that_is_nearly_the_fastest_is_advised() -> None:
     found = Concurrency(
         jobs=8, at_once=4, cores=2, has_lock=True,
         kinds=(
@@ -40,7 +40,7 @@ def test_the_cheapest_way_that_is_nearly_the_fastest_is_advised() -> None:
     assert "one thread runs Python code at a time" in text
 
 
-def test_every_kind_is_measured_by_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_is_measured_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrency, "_AIM_S", 0.005)
     monkeypatch.setattr(concurrency, "_ROUNDS", 1)
     monkeypatch.setattr(concurrency, "_WORDS", 5)
@@ -51,7 +51,7 @@ def test_every_kind_is_measured_by_every_way(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("cores", "begun"), [(96, 64), (4, 4)])
-def test_where_no_number_is_given_as_many_as_may_be_are_begun(
+def test_default_at_once_is_the_number_of_cores_up_to_64(
     cores: int, begun: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(jobs: int, at_once: int, say: object) -> Concurrency:
@@ -64,6 +64,6 @@ def test_where_no_number_is_given_as_many_as_may_be_are_begun(
 
 
 @pytest.mark.parametrize(("jobs", "at_once"), [(0, 1), (1, 0), (1001, 1), (1, 65)])
-def test_numbers_that_cannot_be_are_refused(jobs: int, at_once: int) -> None:
+def test_invalid_numbers_are_refused(jobs: int, at_once: int) -> None:
     with pytest.raises(ConfigError, match=r"--jobs must be 1 to 1000 and --at-once 1 to 64"):
         measure_concurrency(jobs, at_once, lambda line: None)

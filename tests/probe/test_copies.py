@@ -21,7 +21,7 @@ def images(layer: nn.Module) -> Subject:
     return Subject(name="net", model=layer, inputs=lambda n: (torch.ones(n, 3, 6, 6),))
 
 
-def test_the_crossing_is_the_batch_from_which_on_the_device_is_faster() -> None:
+def test_crossing_is_the_batch_from_which_the_device_is_faster() -> None:
     gains = (Gain(speedup=1.0, call_s=0.0, is_faster=False), Gain(
         speedup=1.25, call_s=0.25, is_faster=True,
     ))  # fmt: skip
@@ -43,7 +43,7 @@ def test_the_crossing_is_the_batch_from_which_on_the_device_is_faster() -> None:
     assert "counted" not in text
 
 
-def test_without_a_device_its_side_is_counted_and_said_to_be(
+def test_device_times_are_estimated_without_a_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(copies, "BATCHES", (1, 2))
@@ -57,7 +57,7 @@ def test_without_a_device_its_side_is_counted_and_said_to_be(
     assert "pinned memory and non_blocking gain nothing" in found.notes[0]
 
 
-def test_a_model_that_cannot_train_on_one_sample_begins_with_the_next_batch(
+def test_model_that_needs_two_samples_starts_with_the_next_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(copies, "BATCHES", (1, 2))
@@ -70,7 +70,7 @@ def test_a_model_that_cannot_train_on_one_sample_begins_with_the_next_batch(
         copies._Step(normed, 1, CPU).run((torch.ones(1, 6),))
 
 
-def test_a_view_is_no_operation_of_a_device() -> None:
+def test_views_are_not_counted_as_device_operations() -> None:
     one = torch.ones(4, 8)
     with copies.Launches() as seen:
         one.t().detach().t().view(4, 8).unsqueeze(0).expand(2, 4, 8)
@@ -81,7 +81,7 @@ def test_a_view_is_no_operation_of_a_device() -> None:
     assert (seen.count, seen.num_bytes) == (2, 2 * 2 * 4 * 8 * 4)
 
 
-def test_what_cannot_run_is_refused() -> None:
+def test_model_that_does_not_run_is_refused() -> None:
     with pytest.raises(ConfigError, match="the model does not run: "):
         measure_copies(images(nn.Linear(5, 2)), 2, CPU, lambda line: None)
     with pytest.raises(ConfigError, match="--batch-size must be >= 1"):

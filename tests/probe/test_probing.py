@@ -40,7 +40,7 @@ PROBE = Probe(
 )  # fmt: skip
 
 
-def test_the_table_says_how_far_the_textbook_is() -> None:
+def test_table_compares_figures_to_the_textbook() -> None:
     text = "\n".join(render_probe(PROBE))
     rows = {line.split("  ")[0]: line for line in text.splitlines()}
     assert "x 0.67" in rows["l1 latency s"]  # 1 ns beside 1.5 ns
@@ -55,20 +55,20 @@ def test_the_table_says_how_far_the_textbook_is() -> None:
     assert "other programs were running" in "\n".join(render_probe(replace(PROBE, load=1.5)))
 
 
-def test_the_picture_has_every_figure_and_the_curve() -> None:
+def test_plot_has_every_figure_and_the_curve() -> None:
     root = ElementTree.fromstring(draw_probe(PROBE))
     texts = [one.text for one in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"l1 latency s", "vector fp32 op per s", "disk reads per s"} < set(texts)
     assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 1
 
 
-def test_what_the_textbook_says_has_the_unit_of_its_figure() -> None:
+def test_textbook_values_have_the_unit_of_their_figure() -> None:
     for key, (low, high) in TEXTBOOK.items():
         assert 0 < low <= high
         assert any(key.endswith(f"_{unit.value}") for unit in Unit)
 
 
-def test_the_best_is_kept_and_what_was_not_measured_is_not(
+def test_best_values_are_kept_and_missing_ones_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -80,7 +80,7 @@ def test_the_best_is_kept_and_what_was_not_measured_is_not(
     assert known.source.startswith("paceline probe, 2")
 
 
-def test_without_a_compiler_the_rest_is_measured(
+def test_other_figures_are_measured_without_a_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -90,7 +90,7 @@ def test_without_a_compiler_the_rest_is_measured(
     assert {one.group for one in found.figures} >= {Group.SOFTWARE}
 
 
-def test_products_are_measured_in_every_format(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrix_products_are_measured_in_every_format(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.probe.rates._SIDES", (64,))
     monkeypatch.setattr("paceline.probe.rates._PRODUCT_S", 0.01)
     found = {one.key: one for one in matmul_figures(torch.device("cpu"))}
@@ -99,7 +99,7 @@ def test_products_are_measured_in_every_format(monkeypatch: pytest.MonkeyPatch) 
     assert (found["matmul_fp32_op_per_s"].best or 0) > 0
 
 
-def test_a_device_is_measured_as_a_processor_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_figures_are_measured_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """No accelerator is here: its code runs on the processor, where nothing can be pinned."""
     for name in ("_BYTES", "_MEMORY_BYTES"):
         monkeypatch.setattr(f"paceline.probe.devices.{name}", 1 << 16)
@@ -123,7 +123,7 @@ def test_a_device_is_measured_as_a_processor_would_be(monkeypatch: pytest.Monkey
         ("--peer no-such-host.invalid", 1, "unknown host no-such-host.invalid"),
     ],
 )
-def test_what_cannot_be_probed_is_said_before_a_minute_of_measuring(
+def test_invalid_options_are_refused_before_measuring(
     say: Callable[[str], tuple[int, str, str]], flags: str, code: int, said: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

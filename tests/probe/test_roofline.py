@@ -24,7 +24,7 @@ def subject(*layers: nn.Module) -> Subject:
     return Subject(name="net", model=nn.Sequential(*layers), inputs=lambda n: (torch.ones(n, 6),))
 
 
-def test_operations_and_bytes_are_those_of_the_layers() -> None:
+def test_operations_and_bytes_are_counted_per_layer() -> None:
     write_machine({"matmul_fp32_op_per_s": 1e11, "memory_read_bytes_per_s": 1e10})
     shared = nn.Linear(6, 6, bias=False)
     net = subject(nn.Unflatten(1, (2, 3)), nn.Flatten(), shared, nn.ReLU(inplace=True), shared)
@@ -59,7 +59,7 @@ class Attending(nn.Module):
         return nn.functional.linear(again[0, 0], self.out.weight)
 
 
-def test_what_is_computed_in_no_layer_is_a_row_of_its_own() -> None:
+def test_work_outside_layers_has_its_own_row() -> None:
     """With four rows of six: a projection is 2 * 4 * 6 * 6 operations, an attention 2 * 2 * 96."""
     write_machine({"matmul_fp32_op_per_s": 1e11, "memory_read_bytes_per_s": 1e10})
     net = Subject(name="net", model=Attending(), inputs=lambda n: (torch.ones(n, 6),))
@@ -81,18 +81,18 @@ def test_what_is_computed_in_no_layer_is_a_row_of_its_own() -> None:
     assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == 3
 
 
-def test_a_model_that_calls_no_module_is_one_layer() -> None:
+def test_model_without_submodules_is_one_layer() -> None:
     write_machine({"matmul_fp32_op_per_s": 1e11, "memory_read_bytes_per_s": 1e10})
     net = Subject(name="net", model=nn.Linear(6, 6), inputs=lambda n: (torch.ones(n, 6),))
     assert [one.name for one in measure_roofline(net, 4, CPU).layers] == ["(model)"]
 
 
-def test_a_machine_that_was_not_probed_is_sent_to_the_probe() -> None:
+def test_unprobed_machine_is_referred_to_probe() -> None:
     with pytest.raises(ConfigError, match="run paceline probe first"):
         measure_roofline(subject(nn.Linear(6, 6)), 4, CPU)
 
 
-def test_a_model_that_does_not_run_says_where() -> None:
+def test_model_that_does_not_run_is_refused() -> None:
     write_machine({"matmul_fp32_op_per_s": 1e11, "memory_read_bytes_per_s": 1e10})
     with pytest.raises(ConfigError, match="the model does not run: "):
         measure_roofline(subject(nn.Linear(7, 6)), 4, CPU)
