@@ -25,7 +25,7 @@ def train(models: list[weakref.ref[Model]]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_what_the_last_error_held_is_given_back() -> None:
+def test_memory_held_by_the_last_error_is_freed() -> None:
     """As in a notebook: the frames of the failed cell live on in sys.last_value."""
     models: list[weakref.ref[Model]] = []
     try:
@@ -40,7 +40,7 @@ def test_what_the_last_error_held_is_given_back() -> None:
     assert freed.memory_bytes > 30e6
 
 
-def test_a_cycle_is_collected_and_what_is_named_stays() -> None:
+def test_cycle_is_collected_and_named_objects_stay() -> None:
     gc.collect()
     kept, dropped = Model(), Model()
     dropped.self = dropped  # type: ignore[attr-defined]
@@ -51,7 +51,7 @@ def test_a_cycle_is_collected_and_what_is_named_stays() -> None:
     assert of_kept() is kept
 
 
-def test_it_is_at_the_door_and_says_what_it_did() -> None:
+def test_free_memory_is_public_and_reports_what_it_freed() -> None:
     assert paceline.free_memory is free_memory
     assert str(Freed(1 << 20, 0, 12)) == "1.0 MiB of memory, 0 B of devices, 12 objects"
 
@@ -86,7 +86,7 @@ class Device:
         self.reserved = 0
 
 
-def test_a_device_that_is_in_use_is_waited_for_and_its_cache_emptied(
+def test_device_is_synchronized_and_its_cache_emptied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device = Device()

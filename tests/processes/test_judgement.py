@@ -88,7 +88,7 @@ ORPHANS = {
 
 
 @pytest.mark.parametrize("orphan", ORPHANS.values(), ids=[*ORPHANS])
-def test_who_needs_a_parent_and_has_lost_it_is_a_ghost(orphan: Process) -> None:
+def test_dependent_process_without_its_parent_is_a_ghost(orphan: Process) -> None:
     reaper = process(2, parent=1, command=("python", "/init.py"), has_torch=False)
     snapshot = seen(reaper, orphan)
     assert ghost_pids(snapshot) == {101}
@@ -149,19 +149,19 @@ BYSTANDERS = {
 }  # fmt: skip
 
 
-def test_there_are_thirty_bystanders() -> None:
+def test_at_least_thirty_bystanders_are_covered() -> None:
     assert len(BYSTANDERS) >= 30
 
 
 @pytest.mark.parametrize("bystander", BYSTANDERS.values(), ids=[*BYSTANDERS])
-def test_a_bystander_is_not_ended(bystander: Process) -> None:
+def test_bystander_is_not_ended(bystander: Process) -> None:
     snapshot = seen(SCRIPT, bystander)
     assert choose(snapshot, for_s=LOOK_S).targets == ()
     assert all(one.condition is not Condition.GHOST for one in judge(snapshot, LOOK_S))
 
 
 @pytest.mark.parametrize("bystander", BYSTANDERS.values(), ids=[*BYSTANDERS])
-def test_who_was_begun_by_a_ghost_is_not_ended_with_it(bystander: Process) -> None:
+def test_unrelated_child_of_a_ghost_is_not_ended(bystander: Process) -> None:
     """Ours by parent, not by work; parts of the ghost are."""
     ghost = process(100, command=SPAWN)
     begun = replace(bystander, parent=100)
@@ -195,7 +195,7 @@ LIVING = {
 
 @pytest.mark.parametrize("parent", LIVING.values(), ids=[*LIVING])
 @pytest.mark.parametrize("part", ORPHANS.values(), ids=[*ORPHANS])
-def test_a_part_whose_parent_may_live_is_no_ghost(parent: Process, part: Process) -> None:
+def test_process_whose_parent_may_live_is_no_ghost(parent: Process, part: Process) -> None:
     child = replace(part, parent=parent.pid)
     snapshot = ProcessSnapshot(
         processes=(*({INIT} - {parent} if parent.pid != 1 else ()), parent, SHELL, LOOKER, child),
@@ -205,7 +205,7 @@ def test_a_part_whose_parent_may_live_is_no_ghost(parent: Process, part: Process
     assert choose(snapshot, for_s=LOOK_S).targets == ()
 
 
-def test_a_loader_worker_that_a_fork_server_has_forked_is_no_ghost() -> None:
+def test_loader_worker_of_a_fork_server_is_no_ghost() -> None:
     """multiprocessing's own, which ends with the script and has no torch itself."""
     words = ("python", "-c", "from multiprocessing.forkserver import main; main(5, 6, [])")
     server = process(101, parent=100, has_torch=False, command=words)
@@ -213,18 +213,18 @@ def test_a_loader_worker_that_a_fork_server_has_forked_is_no_ghost() -> None:
     assert ghost_pids(seen(SCRIPT, server, loader)) == set()
 
 
-def test_a_parent_that_began_later_is_none() -> None:
+def test_process_that_started_later_is_not_the_parent() -> None:
     """Its number has been given to another process, which runs the same program."""
     later = process(100, start_ticks=500)
     assert has_lost_parent(process(101, parent=100, **LOADER), seen(later))
 
 
-def test_nobody_is_idle_without_a_second_look() -> None:
+def test_no_process_is_idle_without_a_second_look() -> None:
     forked = process(101, is_forked=True, group=100)
     assert ghosts(seen(forked), 0.0) == {}
 
 
-def test_named_are_a_notebook_and_its_parts_and_nothing_else() -> None:
+def test_naming_a_notebook_selects_only_it_and_its_parts() -> None:
     kernel = process(100, parent=50, command=("python", "-m", "ipykernel_launcher"))
     loader = process(101, parent=100, **LOADER, command=kernel.command)
     shell = process(102, parent=100, exe="/bin/bash", command=("bash",), has_torch=False)
@@ -234,7 +234,7 @@ def test_named_are_a_notebook_and_its_parts_and_nothing_else() -> None:
     assert chosen.refused == ()
 
 
-def test_whom_init_has_adopted_is_no_part_of_it() -> None:
+def test_process_adopted_by_init_is_no_part_of_init() -> None:
     snapshot = seen(process(101, **LOADER), SCRIPT, process(102, parent=100, **LOADER))
     assert choose(snapshot, (1,), LOOK_S).targets == ()
     shell = process(100, exe="/bin/bash", has_torch=False, devices=("/dev/nvidia0",))
@@ -256,7 +256,7 @@ def test_whom_init_has_adopted_is_no_part_of_it() -> None:
         (106, "has ended"),
     ],
 )
-def test_who_may_not_be_ended_is_left_alone_also_by_name(named: int, why: str) -> None:
+def test_protected_process_is_refused_even_by_number(named: int, why: str) -> None:
     snapshot = seen(
         process(102, has_torch=False),
         process(103, owner=7),
@@ -269,7 +269,7 @@ def test_who_may_not_be_ended_is_left_alone_also_by_name(named: int, why: str) -
     assert why in chosen.refused[0].reason
 
 
-def test_the_notebook_that_this_command_runs_in_is_not_ended() -> None:
+def test_notebook_running_this_command_is_not_ended() -> None:
     kernel = process(100, parent=50, command=("python", "-m", "ipykernel_launcher"))
     snapshot = ProcessSnapshot(
         processes=(INIT, SHELL, kernel, replace(LOOKER, parent=100)), own=60, owner=OWNER,
@@ -278,7 +278,7 @@ def test_the_notebook_that_this_command_runs_in_is_not_ended() -> None:
     assert choose(snapshot, (100,), LOOK_S).targets == ()
 
 
-def test_a_work_stands_together_under_who_leads_it() -> None:
+def test_processes_of_a_job_are_grouped_under_their_leader() -> None:
     agent = process(100, parent=50, command=("python", "-m", "torch.distributed.run", "t.py"))
     ranks = [process(pid, parent=100, **{**RANK, "session": pid}) for pid in (101, 102)]
     loader = process(103, parent=101, **LOADER)

@@ -149,7 +149,7 @@ def quiet(_: str) -> None:
     pass
 
 
-def test_all_ghosts_are_ended_and_no_bystander_is_touched(made: Made) -> None:
+def test_all_ghosts_are_ended_and_no_bystander(made: Made) -> None:
     pids = {name: made.begin(code)[0] for name, code in GHOSTS.items()}
     assert comes(lambda: sum(is_stopped(pid) for pid in pids.values()) == 2)
     bystanders = [made.keep(subprocess.Popen(["sleep", "600"], text=True)) for _ in range(24)]
@@ -179,7 +179,9 @@ def test_all_ghosts_are_ended_and_no_bystander_is_touched(made: Made) -> None:
     assert {after.by_pid[pid].state for pid in bystanders} <= {*"ST"}
 
 
-def test_what_torch_begins_as_a_rank_is_one(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_started_by_torchelastic_is_a_rank(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the launcher that torchrun uses, and by nothing that is in the command."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
@@ -197,7 +199,7 @@ def test_what_torch_begins_as_a_rank_is_one(made: Made, monkeypatch: pytest.Monk
         ranks.close()
 
 
-def test_a_child_by_parent_and_not_by_work_lives_on(made: Made) -> None:
+def test_unrelated_child_of_an_ended_process_survives(made: Made) -> None:
     ghost, child = made.begin(
         LOADER.format(
             more="child = subprocess.Popen(['sleep', '600']); say(os.getpid(), child.pid)"
@@ -211,7 +213,7 @@ def test_a_child_by_parent_and_not_by_work_lives_on(made: Made) -> None:
     assert is_there(child)
 
 
-def test_another_that_has_its_number_is_sent_nothing(made: Made) -> None:
+def test_reused_pid_is_sent_no_signal(made: Made) -> None:
     (pid,) = made.begin(LOADER.format(more=""))
     real = look().by_pid[pid]
     earlier = replace(real, start_ticks=real.start_ticks - 1)
@@ -220,7 +222,9 @@ def test_another_that_has_its_number_is_sent_nothing(made: Made) -> None:
     assert is_there(pid)
 
 
-def test_what_is_held_is_seen_and_freed(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+def test_held_ports_and_files_are_listed_and_freed(
+    made: Made, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The command itself: shown first, then done; nothing but what is named."""
     file = Path(f"/dev/shm/paceline-test-{os.getpid()}")
     holds = LOADER.format(
@@ -248,7 +252,7 @@ def test_what_is_held_is_seen_and_freed(made: Made, capsys: pytest.CaptureFixtur
     assert not file.exists()
 
 
-def test_a_file_that_others_hold_stays(made: Made) -> None:
+def test_file_held_by_others_stays(made: Made) -> None:
     file = Path(f"/dev/shm/paceline-test-held-{os.getpid()}")
     try:
         opens = f"file = os.open({str(file)!r}, os.O_CREAT | os.O_RDWR, 0o600)"
@@ -260,7 +264,7 @@ def test_a_file_that_others_hold_stays(made: Made) -> None:
         file.unlink()
 
 
-def test_files_of_trainings_that_ended_earlier_are_found(tmp_path: Path) -> None:
+def test_shared_memory_files_of_ended_trainings_are_found(tmp_path: Path) -> None:
     """By the process in their names; what anybody holds, or others may open, is not touched."""
     gone, mine = 2**22 - 7, os.getpid()
     for name in (f"torch_{gone}_77_0", f"torch_{mine}_77_0", f"torch_{gone}_77_1", "psm_1",
@@ -283,7 +287,7 @@ root = pytest.mark.skipif(os.getuid() != 0, reason="only root may be somebody el
 
 
 @root
-def test_another_users_is_not_ended(made: Made) -> None:
+def test_process_of_another_user_is_not_ended(made: Made) -> None:
     made.library.parent.chmod(0o755)
     (pid,) = made.begin("os.setuid(65534)" + LOADER.format(more=""))
     snapshot = look(for_s=LOOK_S)
@@ -295,7 +299,7 @@ def test_another_users_is_not_ended(made: Made) -> None:
 
 
 @root
-def test_one_in_another_pid_namespace_is_not_ended(made: Made) -> None:
+def test_process_in_another_pid_namespace_is_not_ended(made: Made) -> None:
     """It says its number there, which is another process's here."""
     code = "libc = ctypes.CDLL(None, use_errno=True)\nassert libc.unshare(0x20000000) == 0\n"
     code += "child = os.fork()\nif child:\n    say(child)\n    rest()\n"
@@ -314,7 +318,7 @@ def test_one_in_another_pid_namespace_is_not_ended(made: Made) -> None:
     }
 
 
-def test_a_real_loader_worker_whose_script_was_killed_is_a_ghost(tmp_path: Path) -> None:
+def test_loader_worker_of_a_killed_script_is_a_ghost(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import os, time\n"
@@ -348,9 +352,7 @@ def test_a_real_loader_worker_whose_script_was_killed_is_a_ghost(tmp_path: Path)
 
 
 @pytest.mark.parametrize("words", [["--look-s", "-1"], ["--look-s", "nan"], ["--wait-s", "1e9"]])
-def test_a_time_that_is_none_is_refused(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_times_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["clean", str(os.getpid()), *words]) == 2
     assert f"{words[0]} must be between 0 and 3600 seconds" in capsys.readouterr().err
 
