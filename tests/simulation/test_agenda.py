@@ -22,7 +22,7 @@ def begun(conditions: Conditions) -> Agenda:
     return agenda
 
 
-def test_pushes_come_in_the_order_of_time() -> None:
+def test_pushes_arrive_in_time_order() -> None:
     agenda = begun(EACH_S)
     assert agenda.next() == (1.0, Ticket(0, 0, 0))
     assert agenda.end(0, 1.0) == 1.0
@@ -30,20 +30,20 @@ def test_pushes_come_in_the_order_of_time() -> None:
     assert [agenda.next()[0], agenda.next()[0]] == [2.0, 3.0]
 
 
-def test_what_is_called_off_never_comes() -> None:
+def test_cancelled_push_never_arrives() -> None:
     agenda = begun(EACH_S)
     assert agenda.end(0, 0.25, is_called_off=True) == 0.25
     assert agenda.next() == (3.0, Ticket(1, 0, 0))
 
 
-def test_who_left_is_not_counted_as_there() -> None:
+def test_absent_worker_is_not_counted_as_present() -> None:
     agenda = begun(EACH_S)
     agenda.end(1, 0.5, is_called_off=True)
     agenda.leave(1, 0.5)
     assert agenda.seconds_there(2.0) == 2.5
 
 
-def test_when_everybody_is_gone_it_says_so() -> None:
+def test_error_says_when_all_workers_are_gone() -> None:
     agenda = Agenda(
         Conditions(
             delays=(parse_delay("1s"),), absences=(Absence(worker=0, from_s=5.0, until_s=6.0),)

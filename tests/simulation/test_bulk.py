@@ -44,7 +44,9 @@ def equal(counts: Counts, others: Counts) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(runs(), st.integers(1, 70), st.integers(0, 70))
-def test_as_event_by_event(run: tuple[str, Conditions], first: int, more: int) -> None:
+def test_bulk_driver_equals_event_by_event_simulation(
+    run: tuple[str, Conditions], first: int, more: int
+) -> None:
     text, conditions = run
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bulk, "_FEW", 0)
@@ -59,7 +61,7 @@ def test_as_event_by_event(run: tuple[str, Conditions], first: int, more: int) -
 
 
 @pytest.mark.parametrize("text", ["k-batch-async:7", "k-async:50", "k-batch-sync:150", "k-sync:3"])
-def test_one_among_many_is_a_thousand_times_faster(text: str) -> None:
+def test_bulk_driver_handles_one_much_faster_worker(text: str) -> None:
     slow = dict.fromkeys(range(1, 80), 1000.0)
     conditions = Conditions(delays=(parse_delay("exp:1ms"),) * 80, slow=slow)
     many, one = bulk_driver(parse(text, 80), conditions), LeanDriver(parse(text, 80), conditions)
@@ -70,7 +72,9 @@ def test_one_among_many_is_a_thousand_times_faster(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", RHYTHMIC)
-def test_more_steps_than_are_held_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_driver_handles_more_steps_than_it_holds(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bulk, "_FEW", 0)
     monkeypatch.setattr(bulk, "_CELLS", 40)  # no whole number of updates of 3 pushes
     conditions = Conditions(delays=(parse_delay("exp:10ms"),) * 5)
@@ -82,7 +86,7 @@ def test_more_steps_than_are_held_at_once(name: str, monkeypatch: pytest.MonkeyP
     equal(many.counts, one.counts)
 
 
-def test_a_heavy_tail_takes_no_more_steps_than_are_asked_for() -> None:
+def test_heavy_tail_draws_only_the_steps_needed() -> None:
     """Nearly all steps are a thousand times shorter than the mean."""
     conditions = Conditions(delays=(parse_delay("lognormal:6,10ms"),) * 8)
     many, one = (
@@ -96,7 +100,7 @@ def test_a_heavy_tail_takes_no_more_steps_than_are_asked_for() -> None:
     assert sum(map(len, many._ahead)) < 20_000
 
 
-def test_rows_of_steps_do_not_grow_with_one_that_is_much_faster() -> None:
+def test_step_rows_do_not_grow_with_one_much_faster_worker() -> None:
     slow = dict.fromkeys(range(1, 300), 1e6)
     conditions = Conditions(delays=(parse_delay("exp:1ms"),) * 300, slow=slow)
     assert bulk_driver(parse("k-batch-sync:20000", 300), conditions) is None
@@ -120,17 +124,17 @@ PLAIN = Conditions(delays=(parse_delay("exp:1s"),) * 3)
     ],
     ids=["ties", "ties of one", "ties by rounding", "slow phases", "absences"],
 )
-def test_events_where_they_decide(conditions: Conditions) -> None:
+def test_bulk_driver_is_refused_where_event_order_matters(conditions: Conditions) -> None:
     assert bulk_driver(parse("async", 3), PLAIN) is not None
     assert bulk_driver(parse("async", 3), conditions) is None
 
 
-def test_events_where_pushes_are_dropped() -> None:
+def test_bulk_driver_is_refused_if_pushes_are_dropped() -> None:
     assert bulk_driver(parse("async", 3, "drop:1"), PLAIN) is None
     assert bulk_driver(parse("async", 3, "inverse"), PLAIN) is not None
 
 
-def test_a_protocol_that_decides_otherwise_has_no_rhythm_by_birth() -> None:
+def test_subclass_with_other_decisions_inherits_no_rhythm() -> None:
     class Restless(KSync):
         def react(self, fact: Fact) -> list[Decision]:
             return super().react(fact)
