@@ -64,7 +64,7 @@ def gradients(module: nn.Module, outputs: Any) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_parts_of_any_cut_compute_what_the_whole_computes(name: str) -> None:
+def test_parts_of_any_cut_equal_the_whole_model(name: str) -> None:
     module, inputs, how = CASES[name]
     module = copy.deepcopy(module).double()
     traced = trace(module, inputs)
@@ -87,7 +87,7 @@ def test_parts_of_any_cut_compute_what_the_whole_computes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_parts_have_together_the_names_of_the_whole(name: str) -> None:
+def test_parts_together_have_the_names_of_the_whole(name: str) -> None:
     module, inputs, _ = CASES[name]
     module = copy.deepcopy(module).double()
     traced = trace(module, inputs)
@@ -102,7 +102,7 @@ def test_parts_have_together_the_names_of_the_whole(name: str) -> None:
         }
 
 
-def test_a_tied_weight_that_is_cut_apart_is_said() -> None:
+def test_tied_weight_across_parts_is_reported_as_shared() -> None:
     module = nets.TiedEnds()
     traced = trace(module, (WORDS,))
     first, last = make_parts(traced, [0] * (len(traced.pieces) - 1) + [1])
@@ -110,7 +110,7 @@ def test_a_tied_weight_that_is_cut_apart_is_said() -> None:
     assert dict(last.module.named_parameters())["tokens.weight"] is module.tokens.weight
 
 
-def test_a_cut_that_needs_a_later_part_is_refused() -> None:
+def test_cut_that_needs_a_later_part_is_refused() -> None:
     traced = trace(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), (FLOATS.float(),))
     with pytest.raises(ConfigError, match="part 0 needs _0 of a later part"):
         make_parts(traced, [1, 0])
@@ -118,7 +118,7 @@ def test_a_cut_that_needs_a_later_part_is_refused() -> None:
         make_parts(traced, [0])
 
 
-def test_torchs_own_pipeline_takes_the_parts_as_they_are(tmp_path: Path) -> None:
+def test_parts_run_in_the_pipeline_of_torch(tmp_path: Path) -> None:
     """Two processes, 1f1b, a tied weight in both parts: gradients and loss of the whole."""
     script = Path(__file__).parents[1] / "support" / "pipelined.py"
     ranks = [

@@ -18,13 +18,13 @@ def labels(traced: TracedModel) -> list[list[str]]:
     return [[label(node) for node in piece] for piece in traced.pieces]
 
 
-def test_an_in_place_operation_stays_with_who_made_what_it_changes() -> None:
+def test_in_place_operation_stays_with_the_producer_of_its_tensor() -> None:
     """And not with who reads it afterwards."""
     found = labels(trace(nets.Skips(4), (FLOATS,)))
     assert found == [["a"], ["b", "relu"], ["add", ".relu_"], ["c"], ["add"]]
 
 
-def test_who_read_it_before_stays_with_an_in_place_operation() -> None:
+def test_earlier_readers_stay_with_an_in_place_operation() -> None:
     """In a later part it would be given what has been changed."""
 
     class ReadBefore(nn.Module):
@@ -41,19 +41,19 @@ def test_who_read_it_before_stays_with_an_in_place_operation() -> None:
     assert found == [["first", "add", ".relu_"], ["last"], ["add"]]
 
 
-def test_tuples_and_sizes_stay_with_who_reads_them() -> None:
+def test_tuples_and_sizes_stay_with_their_readers() -> None:
     found = labels(trace(nets.TwoInTwoOut(), (FLOATS, torch.tensor([1, 0, 2]))))
     together = next(piece for piece in found if ".chunk" in piece)
     assert together.count("[]") >= 2
     assert ["left"] in found
 
 
-def test_a_layer_with_buffers_that_is_called_twice_is_one_piece() -> None:
+def test_layer_with_buffers_called_twice_is_one_piece() -> None:
     found = labels(trace(nets.Normed(), (torch.ones(2, 2, 5, 5),)))
     assert [piece.count("norm") for piece in found if "norm" in piece] == [2]
 
 
-def test_what_branches_on_data_is_kept_whole_and_named_with_its_line() -> None:
+def test_data_dependent_branch_is_kept_whole_and_named() -> None:
     traced = trace(nets.AroundBranching(), (FLOATS,))
     lines, first = inspect.getsourcelines(nets.Branching)
     line = first + next(i for i, text in enumerate(lines) if "if bool" in text)
@@ -63,25 +63,25 @@ def test_what_branches_on_data_is_kept_whole_and_named_with_its_line() -> None:
     assert labels(traced) == [["before"], ["branch"], ["relu"], ["behind"]]
 
 
-def test_a_model_that_branches_itself_is_one_piece() -> None:
+def test_branching_model_is_one_piece() -> None:
     traced = trace(nets.Branching(), (FLOATS,))
     assert (traced.how, len(traced.pieces)) == ("whole", 1)
     assert "hard_to_cut.py:" in traced.kept[0].why
 
 
 @pytest.mark.parametrize("module", [nets.SometimesSkips(), nets.Loops()])
-def test_children_that_are_called_otherwise_for_other_data_are_no_row(module: nn.Module) -> None:
+def test_data_dependent_calls_of_children_keep_the_model_whole(module: nn.Module) -> None:
     traced = trace(module, (FLOATS,))
     assert (traced.how, len(traced.pieces)) == ("whole", 1)
 
 
-def test_layers_that_look_at_the_whole_batch_are_named() -> None:
+def test_layers_using_batch_statistics_are_named() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     assert trace(model, (FLOATS,)).batch_statistics == ("1",)
     assert trace(model.eval(), (FLOATS,)).batch_statistics == ()
 
 
-def test_a_model_is_left_as_it_was() -> None:
+def test_tracing_leaves_the_model_unchanged() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
     before = {name: one.clone() for name, one in model.state_dict().items()}
     torch.manual_seed(3)
@@ -94,7 +94,7 @@ def test_a_model_is_left_as_it_was() -> None:
     assert all(one.grad is None for one in model.parameters())
 
 
-def test_a_model_that_does_not_run_is_said_in_one_sentence() -> None:
+def test_model_that_does_not_run_gets_a_one_line_error() -> None:
     class Wrong(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x @ torch.ones(7, 7)
