@@ -13,7 +13,7 @@ def found() -> list[object]:
     return [list(sys.path), list(sys.argv), sys.modules["__main__"], start]
 
 
-def test_all_is_put_back_also_behind_an_error() -> None:
+def test_interpreter_state_is_restored_after_an_error() -> None:
     before = found()
     try:
         with kept_interpreter():
@@ -25,7 +25,7 @@ def test_all_is_put_back_also_behind_an_error() -> None:
         assert found() == before
 
 
-def test_a_run_in_this_process_leaves_it_as_it_was(tmp_path: Path) -> None:
+def test_inline_run_restores_the_interpreter_state(tmp_path: Path) -> None:
     """Each worker is ``__main__`` for itself, and the last one to end is not who began."""
     script = tmp_path / "train.py"
     script.write_text(

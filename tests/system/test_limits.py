@@ -44,18 +44,18 @@ def second(folder: Path, most: str, used_mib: int, *, kept_mib: int = 0, kills: 
     })  # fmt: skip
 
 
-def test_a_machine_without_groups(tmp_path: Path) -> None:
+def test_machine_without_groups_has_no_limit(tmp_path: Path) -> None:
     root = machine(tmp_path, "")
     assert available_bytes(root) == 4096 * MIB
     assert describe_limits(root) == ""
     assert count_kills(root) == 0
 
 
-def test_nothing_is_known_where_there_is_no_proc(tmp_path: Path) -> None:
+def test_memory_is_unlimited_without_proc(tmp_path: Path) -> None:
     assert available_bytes(tmp_path) > 1 << 60
 
 
-def test_version_2_nested_the_outer_one_may_be_narrower(tmp_path: Path) -> None:
+def test_cgroup_v2_outer_group_may_be_narrower(tmp_path: Path) -> None:
     root = machine(tmp_path, "0::/jobs/7/step\n")
     top = root / "sys/fs/cgroup"
     lay(top, {"cgroup.controllers": "memory"})
@@ -70,7 +70,7 @@ def test_version_2_nested_the_outer_one_may_be_narrower(tmp_path: Path) -> None:
     assert count_kills(root) == 3
 
 
-def test_version_2_in_a_container_that_sees_its_own_group_as_the_top(tmp_path: Path) -> None:
+def test_cgroup_v2_container_may_see_its_group_as_root(tmp_path: Path) -> None:
     root = machine(tmp_path, "0::/docker/0123456789abcdef\n")
     top = root / "sys/fs/cgroup"
     lay(top, {"cgroup.controllers": "memory"})
@@ -78,7 +78,7 @@ def test_version_2_in_a_container_that_sees_its_own_group_as_the_top(tmp_path: P
     assert available_bytes(root) == 200 * MIB
 
 
-def test_version_1(tmp_path: Path) -> None:
+def test_cgroup_v1_limits_are_read(tmp_path: Path) -> None:
     root = machine(tmp_path, "5:cpu,cpuacct:/\n4:memory:/job\n0::/\n")
     lay(root / "sys/fs/cgroup/memory", {
         "memory.limit_in_bytes": "9223372036854771712\n", "memory.usage_in_bytes": "5\n",
@@ -93,13 +93,13 @@ def test_version_1(tmp_path: Path) -> None:
     assert count_kills(root) == 2
 
 
-def test_kills_of_a_machine_whose_groups_do_not_count(tmp_path: Path) -> None:
+def test_kills_are_read_from_vmstat_without_group_counts(tmp_path: Path) -> None:
     root = machine(tmp_path, "0::/\n")
     (root / "proc/vmstat").write_text("nr_free_pages 7\noom_kill 4\n")
     assert count_kills(root) == 4
 
 
-def test_who_was_killed_for_memory_is_told_so_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_out_of_memory_kill_is_explained_once(monkeypatch: pytest.MonkeyPatch) -> None:
     count = 5
     monkeypatch.setattr(limits, "count_kills", lambda: count)
     monkeypatch.setattr(limits, "describe_limits", lambda: "2.0 GiB by the control group job")
@@ -110,7 +110,7 @@ def test_who_was_killed_for_memory_is_told_so_once_each(monkeypatch: pytest.Monk
     assert [toll.explain(2.0) for _ in range(3)] == [told, told, ""]
 
 
-def test_a_kill_of_somebody_else_explains_no_end_that_comes_later(
+def test_earlier_kill_of_another_process_explains_no_later_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another run in the same group, or a process that a worker has begun."""
@@ -143,11 +143,11 @@ def test_a_kill_of_somebody_else_explains_no_end_that_comes_later(
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
     ],
 )
-def test_the_end_of_memory_is_told_from_other_errors(error: Exception, is_end: bool) -> None:
+def test_out_of_memory_is_distinguished_from_other_errors(error: Exception, is_end: bool) -> None:
     assert is_out_of_memory(error) == is_end
 
 
-def test_more_workers_than_memory_are_refused_before_they_begin(
+def test_too_many_workers_for_memory_are_refused_at_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "available_bytes", lambda: 100 * MIB)
@@ -161,7 +161,7 @@ def test_more_workers_than_memory_are_refused_before_they_begin(
     )
 
 
-def test_open_files_are_asked_for_as_far_as_that_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_file_limit_is_raised_as_far_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda number: (64, 100))
     monkeypatch.setattr(resource, "setrlimit", lambda number, pair: asked.append(pair))

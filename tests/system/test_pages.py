@@ -19,7 +19,7 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="proc(5) and malloc_trim(3)")
-def test_what_was_freed_goes_back() -> None:
+def test_freed_memory_is_returned_to_the_system() -> None:
     held = [torch.ones(MIB // 64) for _ in range(1024)]  # too small to be mapped by themselves
     kept = held[-1]
     del held
@@ -46,14 +46,14 @@ print(before - resident())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="proc(5) and glibc")
-def test_a_lean_heap_gives_blocks_back_at_once() -> None:
+def test_lean_heap_returns_blocks_at_once() -> None:
     added = lean_heap({})
     code = [sys.executable, "-c", FREES]
     said = subprocess.run(code, env=os.environ | added, stdout=subprocess.PIPE, check=True).stdout
     assert int(said) > 30_000  # KiB
 
 
-def test_what_the_user_has_set_up_stays() -> None:
+def test_allocator_settings_of_the_user_are_kept() -> None:
     assert lean_heap({"MALLOC_ARENA_MAX": "1"}) == {}
     assert lean_heap({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}) == {}
     other = lean_heap({"GLIBC_TUNABLES": "glibc.cpu.x86_ibt=on"})["GLIBC_TUNABLES"]

@@ -10,7 +10,7 @@ from paceline.system import signals
 from paceline.system.signals import SignalInterrupt, ended_by_signals
 
 
-def test_a_signal_that_comes_twice_at_once_is_one_and_a_later_one_ends_all(
+def test_repeated_signal_counts_once_and_a_later_one_interrupts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """``timeout`` sends it to its child, and then to the group that its child is in."""

@@ -46,7 +46,7 @@ def comes(is_there: Callable[[], bool]) -> bool:
     return is_there()
 
 
-def test_a_sleeper_uses_no_time_and_is_awake_until_it_is_stopped() -> None:
+def test_sleeping_process_is_awake_until_it_is_stopped() -> None:
     with started(SLEEPS) as pid:
         before = read_vitals(pid)
         assert before.state is ProcessState.AWAKE
@@ -59,14 +59,14 @@ def test_a_sleeper_uses_no_time_and_is_awake_until_it_is_stopped() -> None:
 
 
 @pytest.mark.parametrize("code", [COMPUTES, LETS_COMPUTE], ids=["itself", "a child"])
-def test_the_time_of_a_process_is_its_childrens_too(code: str) -> None:
+def test_cpu_time_includes_children(code: str) -> None:
     with started(code) as pid:
         before_s = read_vitals(pid).cpu_s
         assert comes(lambda: read_vitals(pid).cpu_s > before_s + 0.1)
         assert comes(lambda: read_vitals(pid).is_running)
 
 
-def test_a_process_that_is_over_is_ended_and_time_of_the_dead_stays() -> None:
+def test_ended_process_is_reported_and_its_time_stays_counted() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert read_vitals(process.pid).state is ProcessState.ENDED
@@ -75,19 +75,19 @@ def test_a_process_that_is_over_is_ended_and_time_of_the_dead_stays() -> None:
     assert read_vitals(os.getpid()).cpu_s >= os.times().children_user
 
 
-def test_it_is_known_which_signals_a_process_catches() -> None:
+def test_caught_signals_are_known() -> None:
     with started(IGNORES) as pid:
         assert catches(pid, signal.SIGUSR1)
         assert not catches(pid, signal.SIGUSR2)
 
 
-def test_without_proc_nobody_can_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vitals_are_unknown_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vitals, "_PROC", tmp_path / "none")
     assert read_vitals(os.getpid()) == UNKNOWN
     assert catches(os.getpid(), signal.SIGUSR2)
 
 
-def test_who_is_traced_is_so_whatever_its_state(
+def test_traced_process_is_recognized_in_any_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the kernel writes it; to trace somebody needs rights that a container may not give."""
