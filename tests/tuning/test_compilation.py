@@ -28,7 +28,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_an_evaluation_and_a_last_batch_run_eagerly(calls: list[int]) -> None:
+def test_evaluation_and_short_last_batch_run_eagerly(calls: list[int]) -> None:
     model, (inputs, _) = network(), batch()
     compile_model(model, "default", frozenset({SIZE}))
     model(inputs)
@@ -39,14 +39,14 @@ def test_an_evaluation_and_a_last_batch_run_eagerly(calls: list[int]) -> None:
     assert calls == [SIZE]
 
 
-def test_a_model_is_compiled_once(calls: list[int]) -> None:
+def test_compiling_a_model_twice_is_refused(calls: list[int]) -> None:
     objects = subject().objects
     Compilation().apply(objects, "default")
     with pytest.raises(ConfigError, match="already compiled; leave --compile out"):
         Compilation().apply(objects, "default")
 
 
-def test_samples_of_a_dict_are_counted_too(calls: list[int]) -> None:
+def test_samples_of_a_dict_are_counted(calls: list[int]) -> None:
     class OfDict(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
