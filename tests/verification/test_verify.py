@@ -43,7 +43,7 @@ def replicas() -> list[Replica]:
     return [one for one in gc.get_objects() if type(one) is Replica]
 
 
-def test_nothing_of_a_run_is_left_in_this_process() -> None:
+def test_verify_leaves_no_model_in_this_process() -> None:
     """Neither a worker's model nor the whole data set, of which it takes a few samples."""
     before = {id(one) for one in replicas()}  # what other tests of this process hold
     verify("softmax", (2,))
@@ -54,7 +54,7 @@ def test_nothing_of_a_run_is_left_in_this_process() -> None:
     assert len(cloudpickle.dumps(small)) < 1_000_000
 
 
-def test_what_is_infinite_in_both_is_equal_and_what_is_no_number_never() -> None:
+def test_equal_infinities_match_and_nan_never_does() -> None:
     mask = torch.tensor([0.0, -math.inf, math.nan])
     assert plain.differ({"mask": mask[:2]}, {"mask": mask[:2].clone()}) == 0.0
     assert plain.differ({"mask": mask[:2]}, {"mask": torch.zeros(2)}) == math.inf
@@ -72,19 +72,19 @@ def test_each_number_of_workers_has_even_and_uneven_batches() -> None:
         assert (row.found.sizes[0] % row.case.workers == 0) == row.case.is_even
 
 
-def test_a_task_that_compiles_its_model_is_held_against_what_it_saved() -> None:
+def test_compiled_task_is_compared_to_its_saved_model() -> None:
     found = verify(COMPILED, (2,))
     assert found.is_equal, "\n".join(render_verified(found))
 
 
-def test_samples_that_are_no_pairs_are_refused_as_training_refuses_them() -> None:
+def test_samples_that_are_no_pairs_are_refused() -> None:
     x = torch.zeros(60, WIDTH, dtype=torch.float64)
     triples = Splits(train=TensorDataset(x, x, torch.zeros(60)), source="made up")
     with pytest.raises(ConfigError, match=r"must be a pair .*, got 3 parts"):
         verify(replace(PLAIN_SGD, data=lambda: triples), (2,))
 
 
-def test_what_is_proved_can_be_false() -> None:
+def test_changed_learning_rate_exceeds_the_allowed_difference() -> None:
     """Another rate in one of the two gives a difference far above what is allowed."""
     task = replace(PLAIN_SGD, data=lambda: samples(12), epochs=1)
     gap = plain.differ(plain.plain_loop(task), plain.plain_loop(task, lr=0.29))
@@ -92,7 +92,7 @@ def test_what_is_proved_can_be_false() -> None:
 
 
 @pytest.mark.parametrize("other", [math.nan, math.inf])
-def test_a_tensor_that_is_no_number_in_one_of_the_two_differs_wherever_it_stands(
+def test_nonfinite_tensor_in_one_model_differs_anywhere(
     other: float,
 ) -> None:
     one = {"first": torch.zeros(2), "second": torch.zeros(2), "third": torch.zeros(2)}
@@ -101,7 +101,7 @@ def test_a_tensor_that_is_no_number_in_one_of_the_two_differs_wherever_it_stands
         assert plain.largest_difference(one, differing) == (name, math.inf)
 
 
-def test_what_is_infinite_in_both_is_no_difference() -> None:
+def test_infinities_in_both_models_are_no_difference() -> None:
     """As the mask of a causal model: ``-inf - -inf`` is no number."""
     one = {"mask": torch.full((3, 3), -math.inf).triu(1), "seen": torch.tensor([3])}
     other = {name: value.clone() for name, value in one.items()}
@@ -112,7 +112,7 @@ def test_what_is_infinite_in_both_is_no_difference() -> None:
     assert plain.largest_difference(one, other) == ("mask", math.inf)
 
 
-def test_what_is_no_number_is_not_put_down_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_is_not_attributed_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would be as large as what rounding makes, and so be allowed."""
     first = cases.FirstUpdate(losses=(1.0,), samples=(2,), weights=(1.0,))
     left = {"state": {"spread": torch.tensor([math.nan])}, "own": False}
@@ -127,7 +127,7 @@ def test_what_is_no_number_is_not_put_down_to_rounding(monkeypatch: pytest.Monke
 # -- planted errors --------------------------------------------------------------------------------
 
 
-def test_batch_norm_is_named_and_the_rest_is_proved_without_it() -> None:
+def test_batch_norm_is_named_and_the_rest_is_verified_without_it() -> None:
     found = verify(WITH_BATCH_NORM, (2,))
     assert not found.is_equal
     [cause] = found.causes
@@ -171,7 +171,7 @@ def centred() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 8), Centred(), nn.Tanh(), nn.Linear(8, CLASSES))
 
 
-def test_a_layer_that_nobody_has_heard_of_is_named() -> None:
+def test_custom_layer_is_named() -> None:
     found = verify(replace(PLAIN_SGD, model=centred), (2,))
     assert found.causes[0].what == "1 (Centred)"
     assert found.aside is not None
@@ -219,7 +219,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
     return write
 
 
-def test_a_script_is_proved_and_ends_behind_its_loop(
+def test_script_is_verified_and_ends_after_its_loop(
     written: Callable[..., str], tmp_path: Path
 ) -> None:
     found = verify(written(MEAN), (1, 2, 3))
@@ -246,7 +246,7 @@ loader = DataLoader(loader.dataset, batch_sampler=batches)
 """
 
 
-def test_batches_of_a_samplers_own_stay_as_they_are_and_have_one_row(
+def test_custom_batch_sampler_keeps_its_batches_in_one_row(
     written: Callable[..., str],
 ) -> None:
     found = verify(written(MEAN, OWN_BATCHES + PREPARE), (1, 2))
@@ -260,14 +260,14 @@ def test_batches_of_a_samplers_own_stay_as_they_are_and_have_one_row(
     assert "the script's own batch sampler makes the batches" in note
 
 
-def test_a_plain_batch_sampler_gets_the_batches_of_each_row(written: Callable[..., str]) -> None:
+def test_plain_batch_sampler_gets_the_batches_of_each_row(written: Callable[..., str]) -> None:
     found = verify(written(MEAN, PLAIN_BATCHES + PREPARE), (2,))
     assert found.is_equal, "\n".join(render_verified(found))
     assert [row.found.sizes for row in found.rows] == [(16,) * 3, (15,) * 3] * 2
     assert found.notes == ()
 
 
-def test_a_fixed_weight_is_a_mean_of_means(written: Callable[..., str]) -> None:
+def test_fixed_step_weight_is_named_as_a_mean_of_means(written: Callable[..., str]) -> None:
     found = verify(written(f"step.weight = 1.0\n{MEAN}"), (2,))
     assert [row.is_equal for row in found.rows] == [True, False, True, False]
     [cause] = found.causes
@@ -275,7 +275,7 @@ def test_a_fixed_weight_is_a_mean_of_means(written: Callable[..., str]) -> None:
     assert "0.500 and 0.500" in cause.why
 
 
-def test_a_loss_that_is_divided_by_a_fixed_number_is_a_mean_of_means(
+def test_loss_divided_by_a_constant_is_named_as_a_mean_of_means(
     written: Callable[..., str],
 ) -> None:
     found = verify(written(f"{SUM} / (16 // pace.num_workers)"), (2,))
@@ -285,19 +285,19 @@ def test_a_loss_that_is_divided_by_a_fixed_number_is_a_mean_of_means(
     assert "len(inputs)" in cause.fix
 
 
-def test_a_loss_that_is_a_sum_is_named(written: Callable[..., str]) -> None:
+def test_summed_loss_is_named(written: Callable[..., str]) -> None:
     found = verify(written(SUM), (2,))
     [cause] = found.causes
     assert (cause.kind, cause.what) == ("sum", "the loss")
 
 
-def test_a_loop_that_draws_is_not_blamed_on_its_loss(written: Callable[..., str]) -> None:
+def test_random_loop_is_not_blamed_on_its_loss(written: Callable[..., str]) -> None:
     found = verify(written(f"x = x + torch.randn_like(x)\n{MEAN}"), (2,))
     [cause] = found.causes
     assert (cause.kind, cause.what) == ("random", "the loop")
 
 
-def test_what_is_no_layer_and_no_loss_names_the_parameter(written: Callable[..., str]) -> None:
+def test_unexplained_difference_names_the_parameter(written: Callable[..., str]) -> None:
     loss = f"{MEAN}\nmodel[0].bias.register_hook(lambda g: g * pace.num_workers) if step else 0"
     found = verify(written(loss), (2,))
     [cause] = found.causes
@@ -307,9 +307,7 @@ def test_what_is_no_layer_and_no_loss_names_the_parameter(written: Callable[...,
 # -- the command -----------------------------------------------------------------------------------
 
 
-def test_the_command_prints_a_table_and_ends_with_0_or_1(
-    say: Say, written: Callable[..., str]
-) -> None:
+def test_verify_prints_a_table_and_exits_with_0_or_1(say: Say, written: Callable[..., str]) -> None:
     assert "equal: 1 worker computes what one does" in say("verify quadratic -n 1,1")[1]
     code, out, _ = say("verify quadratic -n 1,2")
     assert code == 0
@@ -338,7 +336,7 @@ def test_the_command_prints_a_table_and_ends_with_0_or_1(
         ("verify quadratic -- --epochs 3", "is a task"),
     ],
 )
-def test_bad_input_is_one_sentence(say: Say, line: str, words: str) -> None:
+def test_invalid_input_gets_a_one_line_error(say: Say, line: str, words: str) -> None:
     code, _, err = say(line)
     assert code == 2
     assert words in err
@@ -355,7 +353,7 @@ def test_bad_input_is_one_sentence(say: Say, line: str, words: str) -> None:
         (("lr=0.1", "lr=0.0"), "3 updates moved no parameter, which proves nothing"),
     ],
 )
-def test_a_script_that_trains_nothing_is_not_equal(
+def test_script_that_trains_nothing_is_refused(
     written: Callable[..., str], change: tuple[str, str], words: str
 ) -> None:
     path = Path(written(MEAN))
@@ -364,13 +362,13 @@ def test_a_script_that_trains_nothing_is_not_equal(
         verify(str(path), (2,))
 
 
-def test_a_script_without_a_loader_is_refused(written: Callable[..., str]) -> None:
+def test_script_without_a_loader_is_refused(written: Callable[..., str]) -> None:
     prepare = "model, optimizer = pace.prepare(model, optimizer)"
     with pytest.raises(ConfigError, match="given a loader"):
         verify(written(MEAN, prepare), (2,))
 
 
-def test_augmented_samples_are_drawn_alike() -> None:
+def test_augmented_samples_are_repeatable() -> None:
     data = in_worker.SeededSamples([0.0] * 4)
     assert data[1] == 0.0
     noisy = in_worker.SeededSamples(Noisy())
@@ -386,7 +384,7 @@ class Noisy:
         return torch.randn(3)
 
 
-def test_a_stream_is_refused() -> None:
+def test_stream_is_refused() -> None:
     class Stream(torch.utils.data.IterableDataset[Tensor]):
         def __iter__(self) -> Iterator[Tensor]:
             return iter([])
@@ -399,7 +397,7 @@ def test_a_stream_is_refused() -> None:
 # -- the parts -------------------------------------------------------------------------------------
 
 
-def test_batches_of_a_case_are_what_its_name_says() -> None:
+def test_even_and_uneven_cases_have_such_batch_sizes() -> None:
     for own in (None, 16, 64, 3):
         for workers in (2, 3, 5):
             even, uneven = (
@@ -411,7 +409,7 @@ def test_batches_of_a_case_are_what_its_name_says() -> None:
             assert min(even, uneven) >= workers
 
 
-def test_layers_are_told_apart_by_cause_and_the_innermost_is_named() -> None:
+def test_layers_are_classified_by_cause_and_the_innermost_is_named() -> None:
     model = nn.Sequential(
         nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.5), Centred(),
         nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4)),
@@ -423,7 +421,7 @@ def test_layers_are_told_apart_by_cause_and_the_innermost_is_named() -> None:
     assert not layers.breaking_layers(model.eval()[:4], [torch.randn(13, WIDTH)], {}, 3)
 
 
-def test_layers_behind_keyword_arguments_and_tuples_are_compared() -> None:
+def test_layers_with_keyword_arguments_and_tuples_are_compared() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -438,7 +436,7 @@ def test_layers_behind_keyword_arguments_and_tuples_are_compared() -> None:
     assert [one.name for one in found] == ["norm"]
 
 
-def test_what_a_worker_is_asked_survives_the_way_to_it() -> None:
+def test_request_to_a_worker_survives_serialization() -> None:
     case = cases.VerifyCase(workers=3, dtype="float32", is_even=False, frozen=("a.b",))
     asked = of_script.Asked(case=case, folder="/somewhere", looks=True)
     assert of_script.Asked.read(asked.write()) == asked
