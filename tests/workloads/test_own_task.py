@@ -50,7 +50,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_wrong_with_a_task_is_one_sentence(case: str, tmp_path: Path) -> None:
+def test_invalid_task_gets_a_one_line_error(case: str, tmp_path: Path) -> None:
     changes, said = CASES[case]
     task: Task = replace(TASK, **changes)
     with pytest.raises(ConfigError, match=said) as caught:
