@@ -90,7 +90,7 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.timeout(300)
-def test_a_worker_that_becomes_slow_has_fewer_layers_soon(tmp_path: Path, one_device: Run) -> None:
+def test_worker_that_becomes_slow_gets_fewer_layers(tmp_path: Path, one_device: Run) -> None:
     ended = by_ranks(tmp_path / "two", 2, "--split", "network")
     assert ended.code == 0, ended.said
     assert ": all workers restart, and the model is measured and cut again" in ended.said
@@ -105,7 +105,7 @@ def test_a_worker_that_becomes_slow_has_fewer_layers_soon(tmp_path: Path, one_de
 
 
 @pytest.mark.timeout(300)
-def test_without_checkpoints_it_is_told_of_and_goes_on_as_it_is(tmp_path: Path) -> None:
+def test_run_without_checkpoints_only_reports_the_imbalance(tmp_path: Path) -> None:
     ended = by_ranks(
         tmp_path / "two", 2, "--split", "network", "--checkpoint-every", "never", epochs=5
     )

@@ -116,9 +116,7 @@ def spread(ranks: Ranks, model: nn.Module, x: Tensor) -> tuple[ColumnModel, torc
 @pytest.mark.parametrize(
     ("make", "size"), [(alexnet, 2), (mlp, 2), (mlp, 3), (Block, 2), (frozen_norm, 2)]
 )
-def test_twenty_steps_come_to_what_one_device_does(
-    make: Callable[[], nn.Module], size: int
-) -> None:
+def test_twenty_steps_equal_those_on_one_device(make: Callable[[], nn.Module], size: int) -> None:
     x, rows = inputs_for(make, 20 * 4 * size), 4 * size
     start = made(make)
     whole = copy.deepcopy(start)
@@ -165,7 +163,7 @@ def test_twenty_steps_come_to_what_one_device_does(
         assert sum(one[dim] for one in sizes) == shapes[name].shape[dim], name
 
 
-def test_random_numbers_are_the_same_in_all_but_for_divided_channels() -> None:
+def test_random_numbers_differ_only_in_divided_channels() -> None:
     """Layers that all have whole stay the same bits, whatever each one's generator is at."""
     drawn = []
     for rank in range(2):
@@ -190,7 +188,7 @@ def test_random_numbers_are_the_same_in_all_but_for_divided_channels() -> None:
     assert len({float(one[0]) for one in (common, own, other, second, third)}) == 5
 
 
-def test_a_model_with_dropout_is_evaluated_without() -> None:
+def test_evaluation_disables_dropout() -> None:
     x, start = inputs_for(alexnet, 8), made(lambda: alexnet(0.5))
 
     def work(ranks: Ranks) -> tuple[bool, Tensor]:
@@ -208,7 +206,7 @@ def test_a_model_with_dropout_is_evaluated_without() -> None:
         assert close_to(seen, alone(x))
 
 
-def test_one_worker_may_have_fewer_rows_or_none() -> None:
+def test_worker_may_have_fewer_rows_or_none() -> None:
     x = inputs_for(mlp, 12)
     start = made(mlp)
     whole = copy.deepcopy(start)
@@ -231,7 +229,7 @@ def test_one_worker_may_have_fewer_rows_or_none() -> None:
             assert torch.equal(first[name], second[name])  # type: ignore[arg-type]
 
 
-def test_numbers_of_divided_parameters_are_refused_by_name() -> None:
+def test_reading_divided_parameters_is_refused_by_name() -> None:
     x, start = inputs_for(mlp, 8), made(mlp)
 
     def work(ranks: Ranks) -> str:
@@ -254,7 +252,7 @@ def test_numbers_of_divided_parameters_are_refused_by_name() -> None:
          "batch norm looks at the whole batch"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_divided_is_refused(make: Callable[[], nn.Module], words: str) -> None:
+def test_indivisible_models_are_refused(make: Callable[[], nn.Module], words: str) -> None:
     x = inputs_for(mlp, 8)
 
     def work(ranks: Ranks) -> None:
@@ -265,7 +263,7 @@ def test_what_cannot_be_divided_is_refused(make: Callable[[], nn.Module], words:
     assert words in str(refused.value)
 
 
-def test_a_gradient_beside_the_model_is_refused_where_it_is_not_the_same_in_all() -> None:
+def test_unequal_gradients_from_outside_the_model_are_refused() -> None:
     x, start = inputs_for(mlp, 8), made(mlp)
 
     def work(ranks: Ranks) -> str:
@@ -301,7 +299,7 @@ class Words(nn.Module):
         return made.view(-1, 4), made.mean(1)
 
 
-def test_outputs_of_several_rows_for_each_sample_are_whose_they_are() -> None:
+def test_outputs_with_several_rows_per_sample_are_assigned() -> None:
     x, start = inputs_for(mlp, 8), made(Words)
     whole = copy.deepcopy(start)
     whole(x)[0].sin().mean().backward()
@@ -324,7 +322,7 @@ def test_outputs_of_several_rows_for_each_sample_are_whose_they_are() -> None:
         assert close_to(grad, expected.narrow(dim, start_at, grad.shape[dim])), name
 
 
-def test_a_layer_whose_weights_have_hooks_is_left_whole() -> None:
+def test_layer_with_weight_hooks_is_not_divided() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
     x = torch.randn(5, 4, dtype=torch.float64)
     traced = trace(model, (x,))
@@ -346,7 +344,7 @@ def test_columns_freeze_with_their_parameters() -> None:
     assert in_threads(2, work) == [[False, False, True, True, True]] * 2
 
 
-def test_a_model_that_draws_from_other_generators_is_refused() -> None:
+def test_model_drawing_from_other_generators_is_refused() -> None:
     class Noisy(Block):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x * random.uniform(0.99, 1.01))
@@ -357,7 +355,7 @@ def test_a_model_that_draws_from_other_generators_is_refused() -> None:
         _is_random(model, (x,))
 
 
-def test_a_pair_whose_columns_do_not_add_up_is_left_whole() -> None:
+def test_pair_whose_columns_do_not_sum_is_not_divided() -> None:
     """What is flattened between them does not keep channels together."""
     model = nn.Sequential(nn.Linear(4, 6), nn.Flatten(), nn.Linear(18, 2)).double()
     x = torch.randn(5, 3, 4, dtype=torch.float64)
@@ -426,7 +424,7 @@ def by_two_ranks(folder: Path, **settings: str) -> Ended:
 
 
 @pytest.mark.timeout(150)
-def test_ranks_come_to_one_worker_and_checkpoints_are_anyones(tmp_path: Path) -> None:
+def test_ranks_equal_one_worker_and_share_its_checkpoints(tmp_path: Path) -> None:
     """The columns of momentum, too: both go on from a run that was killed."""
     folder = tmp_path / "split"
     died = by_two_ranks(folder, PACELINE_CHECKPOINT_EVERY="1 epoch", KILLED="1")

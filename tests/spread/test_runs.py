@@ -53,7 +53,7 @@ def assert_same(run: Run, other: Run) -> None:
 
 
 @pytest.mark.timeout(150)
-def test_a_split_run_dies_with_one_cause_and_its_checkpoints_are_anyones(tmp_path: Path) -> None:
+def test_killed_split_run_names_one_cause_and_anyone_can_resume_it(tmp_path: Path) -> None:
     expected = by_one(tmp_path / "one")
     folder = tmp_path / "split"
     died = by_ranks(
@@ -90,7 +90,7 @@ def test_a_split_run_dies_with_one_cause_and_its_checkpoints_are_anyones(tmp_pat
 
 
 @pytest.mark.timeout(150)
-def test_two_parts_in_two_copies_are_one_worker(tmp_path: Path) -> None:
+def test_two_parts_in_two_copies_equal_one_worker(tmp_path: Path) -> None:
     expected = by_one(tmp_path / "one")
     split = by_ranks(tmp_path / "split", 4, ASKED="2x2", MODE="surface")
     assert split.code == 0, split.said
@@ -140,7 +140,7 @@ print(f"rank {rank} took {most[-1] - most[3]} KiB more, {held('RssFile')}", flus
 
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(sys.platform != "linux", reason="proc(5)")
-def test_a_checkpoint_needs_no_room_for_the_whole_model(tmp_path: Path) -> None:
+def test_checkpoint_needs_no_memory_for_the_whole_model(tmp_path: Path) -> None:
     """Of 144 MB of parameters and momentum, each tensor 9 MB, taken after the fourth update."""
     folder = tmp_path / "large"
     folder.mkdir()

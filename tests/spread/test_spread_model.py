@@ -87,7 +87,7 @@ def loss_of(outputs: dict[str, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize(("parts", "rows"), [(2, (4, 4)), (2, (5, 2)), (3, (4, 1, 3))])
-def test_outputs_and_gradients_are_those_of_the_whole(parts: int, rows: tuple[int, ...]) -> None:
+def test_outputs_and_gradients_equal_those_of_the_whole(parts: int, rows: tuple[int, ...]) -> None:
     whole, inputs = model_and_inputs()
     shares = [one.split(rows) for one in (x[: sum(rows)] for x in inputs)]
     losses = [loss_of(whole(*(one[i] for one in shares))) for i in range(parts)]
@@ -131,7 +131,7 @@ class Spectral(nn.Module):
         return {"out": torch.fft.irfft(z), "hidden": torch.view_as_real(z), "z": z}
 
 
-def test_a_complex_tensor_that_crosses_a_border_has_a_gradient() -> None:
+def test_complex_tensor_crossing_a_border_has_a_gradient() -> None:
     whole, (_, (x, _)) = Spectral(), model_and_inputs()
     loss_of(outputs := whole(x[:8])).add(outputs["z"].abs().mean()).backward()
 
@@ -178,7 +178,7 @@ class Attending(nn.Module):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("rows", [(4, 4), (5, 2, 3)])
-def test_shards_are_pieces_of_the_gradient_of_all(stage: int, rows: tuple[int, ...]) -> None:
+def test_shards_hold_pieces_of_the_whole_gradient(stage: int, rows: tuple[int, ...]) -> None:
     whole = in_own_random(Attending)
     state, size = {k: v.clone() for k, v in whole.state_dict().items()}, len(rows)
     _, inputs = model_and_inputs()
@@ -228,7 +228,7 @@ def test_shards_are_pieces_of_the_gradient_of_all(stage: int, rows: tuple[int, .
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_one_backward_goes_through_two_calls_of_shards(stage: int) -> None:
+def test_backward_supports_two_calls_of_shards(stage: int) -> None:
     whole, (_, inputs) = in_own_random(Attending), model_and_inputs()
     shares = [one[:8].split((5, 3)) for one in inputs]
     losses = [twice(whole, *(one[i] for one in shares)) for i in range(2)]
@@ -255,7 +255,7 @@ def test_one_backward_goes_through_two_calls_of_shards(stage: int) -> None:
             assert close_to(torch.cat([one for _, one in held]), parameter.grad.reshape(-1)), name
 
 
-def test_tensors_that_torch_does_not_see_in_an_output_are_refused() -> None:
+def test_hidden_tensors_in_an_output_are_refused() -> None:
     mean = torch.zeros(2, requires_grad=True)
     hidden = torch.distributions.Independent(torch.distributions.Normal(mean * 2, 1.0), 1)
     refuse_hidden("Net", {"out": mean, "kind": "x", "device": mean.device, "net": nn.Linear(1, 1)})
@@ -270,7 +270,7 @@ def twice(model: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
     return loss_of(model(x, mask)) + 0.5 * loss_of(model(x.sin(), mask))
 
 
-def test_units_are_blocks_and_what_is_used_elsewhere_is_the_models_own() -> None:
+def test_units_are_blocks_and_shared_parameters_stay_with_the_model() -> None:
     model = Attending()
 
     def work(ranks: Ranks) -> list[tuple[bool, int, int]]:
@@ -286,7 +286,7 @@ def test_units_are_blocks_and_what_is_used_elsewhere_is_the_models_own() -> None
     assert found == [(not number, 8 * size, size) for number, size in enumerate(sizes)]
 
 
-def test_one_worker_can_have_more_to_do_and_the_others_serve() -> None:
+def test_others_serve_a_worker_with_more_calls() -> None:
     whole, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> list[Tensor]:
@@ -306,7 +306,7 @@ def test_one_worker_can_have_more_to_do_and_the_others_serve() -> None:
         assert all(close_to(one, whole(*inputs)["out"]) for one in seen)
 
 
-def test_who_does_something_else_is_named_in_all() -> None:
+def test_diverging_worker_is_named_in_all_workers() -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> str:
@@ -322,7 +322,7 @@ def test_who_does_something_else_is_named_in_all() -> None:
     assert "worker 0 calls the model where worker 1 is in backward()" in said[0]
 
 
-def test_the_whole_state_is_there_by_its_names_and_parts_are_absent() -> None:
+def test_whole_state_has_all_names_and_other_parts_are_absent() -> None:
     whole, inputs = model_and_inputs()
     state = whole.state_dict()
 
@@ -378,7 +378,7 @@ class Averaging(nn.Module):
         return self.second(torch.tanh(self.first(x))).mean(1)
 
 
-def test_rows_of_another_size_than_the_first_are_refused_by_all() -> None:
+def test_rows_of_another_size_are_refused_by_all() -> None:
     x = torch.randn(8, 12, 6, dtype=torch.float64)
 
     def work(ranks: Ranks) -> list[str]:
@@ -400,7 +400,7 @@ def test_rows_of_another_size_than_the_first_are_refused_by_all() -> None:
         assert f" of size {size} in dimension 1, " in one
 
 
-def test_batches_of_several_sizes_and_borders_that_depend_on_data_are_refused() -> None:
+def test_varying_batch_and_border_sizes_are_refused() -> None:
     x = torch.randn(8, 12, 6, dtype=torch.float64)
 
     def cut(ranks: Ranks) -> None:
@@ -481,7 +481,7 @@ def normed() -> nn.Module:
         (Choosing, 2, "control flow"),
     ],
 )
-def test_what_would_be_another_model_is_refused_before_it_runs(
+def test_unsupported_models_are_refused_before_they_run(
     make: Callable[[], nn.Module], parts: int, words: str
 ) -> None:
     _, (x, _) = model_and_inputs()
@@ -493,7 +493,7 @@ def test_what_would_be_another_model_is_refused_before_it_runs(
     assert words in str(refused.value)
 
 
-def test_what_is_frozen_stays_so_and_is_refused_where_it_is_not() -> None:
+def test_frozen_layers_stay_frozen_and_unfrozen_ones_are_refused() -> None:
     _, (x, _) = model_and_inputs()
 
     def work(ranks: Ranks) -> tuple[list[bool], str]:
@@ -514,7 +514,7 @@ def test_what_is_frozen_stays_so_and_is_refused_where_it_is_not() -> None:
         assert "freeze it by .eval()" in said
 
 
-def test_a_frozen_buffer_runs_until_it_trains() -> None:
+def test_frozen_buffer_is_refused_once_it_trains() -> None:
     _, (x, _) = model_and_inputs()
 
     def work(ranks: Ranks) -> str:
@@ -531,7 +531,7 @@ def test_a_frozen_buffer_runs_until_it_trains() -> None:
         assert said.startswith("0.parametrizations.weight.0: a buffer that each forward pass")
 
 
-def test_a_hook_and_rows_that_do_not_fit_are_refused_when_they_come() -> None:
+def test_later_hooks_and_unfit_rows_are_refused() -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> list[str]:
@@ -564,7 +564,7 @@ def test_a_hook_and_rows_that_do_not_fit_are_refused_when_they_come() -> None:
             assert word in one
 
 
-def test_parts_that_are_busy_otherwise_than_predicted_are_told_of_with_what_that_costs() -> None:
+def test_unexpected_imbalance_is_reported_with_its_cost() -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> list[tuple[str, float] | None]:
@@ -587,7 +587,7 @@ def test_parts_that_are_busy_otherwise_than_predicted_are_told_of_with_what_that
         assert lost_s == pytest.approx(times * (9.0 - 5.0 / 0.95))
 
 
-def test_a_slow_worker_gets_fewer_layers() -> None:
+def test_slow_worker_gets_fewer_layers() -> None:
     def work(ranks: Ranks) -> tuple[tuple[int, ...], list[int], str]:
         model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(12)))
         x, is_slow = torch.zeros(64, 256), ranks.everyone.rank == 0
@@ -606,7 +606,7 @@ def test_a_slow_worker_gets_fewer_layers() -> None:
     assert "workers' speeds, part by part" in note
 
 
-def test_a_slow_worker_gets_the_fewest_layers_and_not_an_end_that_trains_nothing() -> None:
+def test_slow_worker_still_gets_layers_with_parameters() -> None:
     def work(ranks: Ranks) -> list[int]:
         layers = (one for _ in range(6) for one in (nn.Linear(64, 64), nn.Tanh()))
         x, is_slow = torch.zeros(64, 64), ranks.everyone.rank == 0
@@ -622,7 +622,7 @@ def test_a_slow_worker_gets_the_fewest_layers_and_not_an_end_that_trains_nothing
     assert 2 <= of_slow < 6 < of_fast
 
 
-def test_what_the_model_is_called_with_is_seen_and_not_computed() -> None:
+def test_inputs_of_the_model_are_captured_without_computing() -> None:
     model, (x, mask) = model_and_inputs()
     found = inputs_of(model, lambda net, batch: loss_of(net(*batch)), (x, mask))
     assert found[0] is x
@@ -633,7 +633,7 @@ def test_what_the_model_is_called_with_is_seen_and_not_computed() -> None:
         inputs_of(model, lambda net, batch: x.sum(), x)
 
 
-def test_a_part_is_handed_out_at_the_version_that_was_asked_for() -> None:
+def test_part_is_served_at_the_requested_version() -> None:
     standing, seen = PartVersion(), list[int]()
     standing.stands(3)
     standing.changes()
@@ -650,7 +650,7 @@ def test_a_part_is_handed_out_at_the_version_that_was_asked_for() -> None:
     assert seen == [4]
 
 
-def test_a_push_that_weighs_otherwise_than_its_samples_is_refused() -> None:
+def test_push_not_weighted_by_samples_is_refused() -> None:
     averaging = object.__new__(SplitAveraging)
     averaging._spread = Weighed()  # type: ignore[assignment]
     averaging._check_shares([0.3, 0.1], 0.4)
@@ -665,7 +665,7 @@ class Weighed:
         return [0.75, 0.25]
 
 
-def test_micro_batches_of_all_take_turns() -> None:
+def test_micro_batches_of_workers_take_turns() -> None:
     found = chunks_of([3, 0, 5], [(0.5, 0.5)] * 3, in_turns=True)
     assert [(one.owner, one.rows) for one in found] == [(0, 2), (2, 3), (0, 1), (2, 2)]
     found = chunks_of([3, 0, 5], [(0.5, 0.5)] * 3, in_turns=False)
@@ -676,7 +676,7 @@ def test_micro_batches_of_all_take_turns() -> None:
     assert PartTask.STEP_END == 0
 
 
-def test_a_pass_is_in_the_mode_of_others_and_no_longer() -> None:
+def test_mode_of_the_others_applies_only_during_a_pass() -> None:
     model = nn.Sequential(nn.Linear(1, 1), nn.Dropout())
     trains = module_mode(model.train())
     model.eval()
@@ -711,7 +711,7 @@ def count_gradients(made: SpreadModel) -> None:
     made.num_hooked = lambda: count[0]
 
 
-def test_a_penalty_on_a_tied_weight_is_refused() -> None:
+def test_penalty_on_a_tied_weight_is_refused() -> None:
     _, (x, _) = model_and_inputs()
 
     def work(ranks: Ranks) -> str:
@@ -727,7 +727,7 @@ def test_a_penalty_on_a_tied_weight_is_refused() -> None:
         assert "parameter '0.weight' gets a gradient that does not come through model(x)" in said
 
 
-def test_a_penalty_on_parts_is_refused_where_one_has_no_mini_batch() -> None:
+def test_penalty_on_parts_without_a_mini_batch_is_refused() -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> str:
@@ -754,7 +754,7 @@ def test_a_penalty_on_parts_is_refused_where_one_has_no_mini_batch() -> None:
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_penalty_on_pieces_is_refused_where_a_worker_has_no_mini_batch(stage: int) -> None:
+def test_penalty_on_shards_without_a_mini_batch_is_refused(stage: int) -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> str:
@@ -802,7 +802,7 @@ def sharded(ranks: Ranks, model: nn.Module, stage: int, inputs: Any) -> ShardedM
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_gradients_of_shards_are_weighed_whatever_they_come_from(stage: int) -> None:
+def test_shard_gradients_are_weighted_for_any_backward_call(stage: int) -> None:
     whole, (_, inputs) = in_own_random(Attending), model_and_inputs()
     given = [[one[:4], one[4:8]] for one in inputs]
     losses = [by_side(whole, *(one[i] for one in given)) for i in range(2)]
@@ -838,7 +838,7 @@ def test_gradients_of_shards_are_weighed_whatever_they_come_from(stage: int) -> 
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_loss_of_a_layer_alone_is_refused_where_parameters_are_pieces(stage: int) -> None:
+def test_loss_of_a_single_layer_is_refused_with_shards(stage: int) -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> None:
@@ -880,7 +880,7 @@ class Placed(nn.Module):
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_what_layers_and_the_model_give_of_their_own_parameters_outlives_these(stage: int) -> None:
+def test_returned_parameters_outlive_the_gathered_units(stage: int) -> None:
     whole, (_, (x, _)) = in_own_random(Placed), model_and_inputs()
     rows = [x[:4], x[4:8]]
 
@@ -933,7 +933,7 @@ class Positive(nn.Linear):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("way", [*WRITES, "a maximal norm"])
-def test_a_layer_that_changes_its_own_weights_is_refused(
+def test_layer_that_changes_its_own_weights_is_refused(
     stage: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = torch.arange(48).view(8, 6) % 5
@@ -961,7 +961,7 @@ def test_a_layer_that_changes_its_own_weights_is_refused(
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_layers_of_shards_thaw_and_freeze(stage: int) -> None:
+def test_sharded_layers_can_be_frozen_and_unfrozen(stage: int) -> None:
     whole, (_, inputs) = in_own_random(Attending), model_and_inputs()
     whole.get_parameter("frozen.weight").requires_grad_(True)
     whole.get_submodule("blocks").requires_grad_(False)
@@ -998,7 +998,7 @@ def test_layers_of_shards_thaw_and_freeze(stage: int) -> None:
             assert close_to(pieces, parameter.grad.reshape(-1)), name
 
 
-def test_workers_whose_first_passes_differ_are_refused_before_they_exchange() -> None:
+def test_differing_first_passes_are_refused_before_an_exchange() -> None:
     _, inputs = model_and_inputs()
 
     class Dropping(Attending):
@@ -1037,7 +1037,7 @@ class Heads(nn.Module):
 
 
 @pytest.mark.parametrize("parts", [2, 3])
-def test_what_a_loss_does_not_use_gets_no_gradient(parts: int) -> None:
+def test_outputs_unused_by_the_loss_get_no_gradient(parts: int) -> None:
     whole, (_, (x, _)) = in_own_random(Heads), model_and_inputs()
     whole(x[: 4 * parts])["kind"].pow(2).mean().backward()
 
@@ -1070,7 +1070,7 @@ class Words(nn.Module):
         return self.last(torch.tanh(self.first(x.view(-1, 2, 3)))).view(-1, 4)
 
 
-def test_an_output_may_have_several_rows_for_each_sample_and_be_changed_in_place() -> None:
+def test_output_may_have_several_rows_and_be_changed_in_place() -> None:
     whole, (_, (x, _)) = in_own_random(Words), model_and_inputs()
     total = whole(x[:8])
     total[..., 0] = -1.0
@@ -1092,7 +1092,7 @@ def test_an_output_may_have_several_rows_for_each_sample_and_be_changed_in_place
         assert close_to(next(one[name] for one in found if name in one), parameter.grad), name
 
 
-def test_an_output_of_shards_may_be_changed_in_place() -> None:
+def test_output_of_shards_may_be_changed_in_place() -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> None:
@@ -1107,7 +1107,7 @@ def test_an_output_of_shards_may_be_changed_in_place() -> None:
     in_threads(2, work)
 
 
-def test_a_pass_of_one_worker_weighs_as_its_mini_batch_does() -> None:
+def test_pass_is_weighted_by_its_mini_batch() -> None:
     """Five samples in chunks of two are one more than four."""
     whole, (_, (x, _)) = in_own_random(Words), model_and_inputs()
     chunks = [x[:5].split(2), x[5:9].split(2)]
@@ -1132,7 +1132,7 @@ def test_a_pass_of_one_worker_weighs_as_its_mini_batch_does() -> None:
     assert [shares for _, shares in found] == [[5 / 9, 4 / 9]] * 2
 
 
-def test_a_graph_of_an_earlier_step_and_a_call_without_rows_are_refused() -> None:
+def test_stale_graph_and_empty_call_are_refused() -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> None:
@@ -1150,7 +1150,7 @@ def test_a_graph_of_an_earlier_step_and_a_call_without_rows_are_refused() -> Non
     in_threads(2, work)
 
 
-def test_parameters_elsewhere_thaw_and_freeze() -> None:
+def test_parameters_of_other_workers_can_be_frozen_and_unfrozen() -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> None:
@@ -1176,7 +1176,7 @@ def test_parameters_elsewhere_thaw_and_freeze() -> None:
         (lambda g: g / g.norm(), False),
     ],
 )
-def test_hooks_of_parameters_that_are_not_linear_are_refused(
+def test_nonlinear_parameter_hooks_are_refused(
     hook: Callable[[Tensor], Tensor | None], is_right: bool
 ) -> None:
     weight = nn.Parameter(torch.ones(3, 4))
@@ -1188,7 +1188,7 @@ def test_hooks_of_parameters_that_are_not_linear_are_refused(
         refuse_uneven_hooks([("fc.weight", weight)])
 
 
-def test_a_setting_that_its_code_reads_and_a_layer_that_is_replaced_are_refused() -> None:
+def test_changed_attribute_and_replaced_layer_are_refused() -> None:
     _, (x, _) = model_and_inputs()
 
     class Warm(Words):
@@ -1233,7 +1233,7 @@ class Centered(Words):
         self.register_buffer("num", torch.zeros((), dtype=torch.int64))
 
 
-def test_buffers_that_a_script_changes_have_their_mean() -> None:
+def test_buffers_changed_by_a_script_are_averaged() -> None:
     _, (x, _) = model_and_inputs()
 
     def work(ranks: Ranks) -> tuple[int, nn.Module]:
@@ -1261,7 +1261,7 @@ def test_buffers_that_a_script_changes_have_their_mean() -> None:
 
 
 @pytest.mark.parametrize("way", ["in place", "anew", "other memory"])
-def test_buffers_that_a_script_changes_have_the_mean_of_all_copies(way: str) -> None:
+def test_buffers_changed_by_a_script_are_averaged_over_copies(way: str) -> None:
     """Also in workers whose part has none of them, and where a copy has changed nothing."""
     _, (x, _) = model_and_inputs()
     weights = (0.1, 0.2, 0.3, 0.4)
@@ -1302,7 +1302,7 @@ def test_buffers_that_a_script_changes_have_the_mean_of_all_copies(way: str) -> 
         assert int(model.get_buffer("num")) == 3
 
 
-def test_a_gradient_that_is_not_finite_is_named_by_all() -> None:
+def test_nonfinite_gradient_is_named_by_all() -> None:
     def work(ranks: Ranks) -> str:
         rank, mean = ranks.everyone.rank, torch.tensor([1.0, math.inf])
         place = SimpleNamespace(name=f"layer.{rank}", flat=lambda block: block[rank])

@@ -74,7 +74,7 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.timeout(150)
-def test_a_worker_that_dies_inside_a_schedule_is_one_cause_and_the_run_goes_on(
+def test_worker_killed_in_a_schedule_is_named_and_the_run_resumes(
     tmp_path: Path, one_device: Run
 ) -> None:
     died = by_ranks(
@@ -95,7 +95,7 @@ def test_a_worker_that_dies_inside_a_schedule_is_one_cause_and_the_run_goes_on(
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("name", "by"), [("network:gpipe", "gpipe"), ("network", "1f1b")])
-def test_losses_that_are_told_are_those_of_one_device(
+def test_reported_losses_equal_those_of_one_device(
     tmp_path: Path, one_device: Run, name: str, by: str
 ) -> None:
     split = by_ranks(tmp_path, "--split", name)

@@ -26,7 +26,7 @@ def unit_of(ranks: Ranks, numel: int) -> tuple[ParameterUnit, list[nn.Parameter]
 
 @pytest.mark.parametrize("numel", [FEW, MANY])
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_unit_is_gathered_where_it_lies(size: int, numel: int) -> None:
+def test_unit_is_gathered_in_place(size: int, numel: int) -> None:
     """Without a copy of a piece besides."""
 
     def work(ranks: Ranks) -> bool:
@@ -45,7 +45,7 @@ def test_a_unit_is_gathered_where_it_lies(size: int, numel: int) -> None:
 
 @pytest.mark.parametrize("numel", [FEW, MANY])
 @pytest.mark.parametrize("size", [2, 3])
-def test_pieces_get_the_sum_whatever_was_in_the_rooms(size: int, numel: int) -> None:
+def test_pieces_get_the_sum_whatever_the_buffers_held(size: int, numel: int) -> None:
     """And keep it when these are somebody else's; without a gradient anywhere there is none."""
 
     def work(ranks: Ranks) -> bool:
@@ -72,7 +72,7 @@ def test_pieces_get_the_sum_whatever_was_in_the_rooms(size: int, numel: int) -> 
     assert in_threads(size, work) == [True] * size
 
 
-def test_a_write_behind_torchs_back_is_seen_within_a_round_and_nan_is_none() -> None:
+def test_write_through_data_is_detected_and_nan_is_not_mistaken() -> None:
     def work(ranks: Ranks) -> tuple[Any, ...]:
         unit, (weight, _), _ = unit_of(ranks, 5 * MANY)
         for piece in unit.pieces:
@@ -95,7 +95,7 @@ def test_a_write_behind_torchs_back_is_seen_within_a_round_and_nan_is_none() -> 
     assert second[1].startswith("parameter 'weight' is changed by forward()")
 
 
-def test_units_have_the_bytes_of_what_is_put_together_at_a_time() -> None:
+def test_unit_bytes_are_those_gathered_at_a_time() -> None:
     """A block is one unit; what layers of a container have is apart; what two share is the
     model's own."""
 
