@@ -171,7 +171,7 @@ def paceline(here: Path, capsys: pytest.CaptureFixture[str]) -> Say:
     ],
     ids=lambda value: " ".join(value[1:]) if isinstance(value, list) else None,
 )
-def test_a_wrong_name_or_number_is_answered_with_the_right_one(
+def test_wrong_name_or_number_gets_a_suggestion(
     tokens: list[str], words: list[str], paceline: Say, here: Path
 ) -> None:
     code, said = paceline(*tokens)
@@ -182,7 +182,7 @@ def test_a_wrong_name_or_number_is_answered_with_the_right_one(
     assert not (here / "runs").exists()
 
 
-def test_an_unknown_key_is_named_with_its_file_or_as_a_variable(
+def test_unknown_setting_is_named_with_its_file_or_variable(
     paceline: Say, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "paceline.toml").write_text("protocoll = 'async'\n")
@@ -208,7 +208,7 @@ def test_an_unknown_key_is_named_with_its_file_or_as_a_variable(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_what_is_refused_before_its_first_step_leaves_no_folder(
+def test_run_refused_before_its_first_step_leaves_no_folder(
     tokens: list[str], words: str, paceline: Say, here: Path
 ) -> None:
     (here / "mytasks.py").write_text(TASK)
@@ -218,7 +218,7 @@ def test_what_is_refused_before_its_first_step_leaves_no_folder(
     assert [one.name for one in here.iterdir() if one.name != "__pycache__"] == ["mytasks.py"]
 
 
-def test_a_refused_run_takes_only_what_was_its_own(paceline: Say, here: Path) -> None:
+def test_refused_run_removes_only_its_own_files(paceline: Say, here: Path) -> None:
     (here / "mine").mkdir()
     (here / "mine" / "notes.txt").write_text("keep me")
     (here / "runs" / "before").mkdir(parents=True)
@@ -233,9 +233,7 @@ def test_a_refused_run_takes_only_what_was_its_own(paceline: Say, here: Path) ->
 # -- batches, data, memory: refused, or said in the plan ---------------------------------------
 
 
-def test_a_batch_that_cannot_be_shared_evenly_is_said_and_weighed(
-    paceline: Say, here: Path
-) -> None:
+def test_uneven_batch_is_reported_and_weighted(paceline: Say, here: Path) -> None:
     tokens = ["--workers", "2", "--batch-size", "15", "--updates", "3", "--run-dir", "run"]
     code, said = paceline("train", "quadratic", *tokens)
     assert code == 0
@@ -253,7 +251,7 @@ def test_more_workers_than_samples_are_refused(paceline: Say, here: Path) -> Non
     assert "--batch-size" not in said  # a larger one would not help
 
 
-def test_a_batch_smaller_than_its_parts_is_refused_with_both_remedies(paceline: Say) -> None:
+def test_batch_smaller_than_the_workers_is_refused_with_remedies(paceline: Say) -> None:
     code, said = paceline("train", "quadratic", "--workers", "4", "--batch-size", "3")
     assert code == 2
     assert "3 samples an update cannot be shared by 4 mini-batches; use fewer workers" in said
@@ -273,7 +271,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_damaged_data_file_is_named_and_never_passed_over(
+def test_damaged_data_file_is_named_and_never_skipped(
     paceline: Say, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data_set = find("fashion-mnist")
@@ -294,7 +292,7 @@ def test_a_damaged_data_file_is_named_and_never_passed_over(
     reason="this machine's distribution has the data set: it cannot be missing",
 )
 @pytest.mark.usefixtures("offline")
-def test_missing_data_is_replaced_by_what_ships_and_said(
+def test_missing_data_is_replaced_by_the_digits_and_reported(
     paceline: Say, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
@@ -305,7 +303,7 @@ def test_missing_data_is_replaced_by_what_ships_and_said(
     assert "real images that ship with paceline" in said
 
 
-def test_too_little_shared_memory_is_said_before_the_start(
+def test_too_little_shared_memory_is_reported_before_the_start(
     paceline: Say, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 256)
@@ -325,9 +323,7 @@ def message_of(said: str) -> list[str]:
     return said[said.index("error: ") :].splitlines()
 
 
-def test_a_script_that_raises_in_one_worker_gets_at_most_twelve_lines(
-    paceline: Say, here: Path
-) -> None:
+def test_script_error_message_has_at_most_twelve_lines(paceline: Say, here: Path) -> None:
     fault = "if pace.worker == 1: {}['no such key']"
     code, said = paceline("launch", "--workers", "2", script(here, fault))
     assert code == 1
@@ -381,7 +377,7 @@ if __name__ == "__main__":
         ("loader", "1", "Caught KeyError in Data", "train.py:9 in __getitem__", "KeyError: 'no "),
     ],
 )
-def test_what_a_process_of_the_scripts_own_said_last_is_said(
+def test_last_error_of_a_child_process_is_reported(
     paceline: Say, here: Path, how: str, workers: str, which: str, place: str, last: str
 ) -> None:
     (here / "train.py").write_text(SPAWNS)
@@ -395,7 +391,7 @@ def test_what_a_process_of_the_scripts_own_said_last_is_said(
     assert last in lines[at + 2]
 
 
-def test_a_failed_run_can_be_reported_and_says_why_it_ended(paceline: Say, here: Path) -> None:
+def test_report_of_a_failed_run_says_why_it_ended(paceline: Say, here: Path) -> None:
     path = script(here, "if pace.worker == 1 and step == 3: {}['no such key']")
     assert paceline("launch", "--workers", "2", "--run-dir", "run", path)[0] == 1
     code, said = paceline("report", "run")
@@ -404,7 +400,7 @@ def test_a_failed_run_can_be_reported_and_says_why_it_ended(paceline: Say, here:
     assert (here / "run" / "summary.json").exists()
 
 
-def test_a_script_that_is_no_python_is_refused_with_its_line(paceline: Say, here: Path) -> None:
+def test_invalid_python_script_is_refused_with_its_line(paceline: Say, here: Path) -> None:
     (here / "train.py").write_text("import paceline\ndef f(:\n")
     code, said = paceline("launch", "--workers", "2", "train.py")
     assert code == 2
@@ -412,7 +408,7 @@ def test_a_script_that_is_no_python_is_refused_with_its_line(paceline: Say, here
     assert not (here / "runs").exists()
 
 
-def test_a_module_of_the_users_that_is_no_python_is_named(paceline: Say, here: Path) -> None:
+def test_invalid_python_module_of_the_user_is_named(paceline: Say, here: Path) -> None:
     (here / "model.py").write_text("x = 1\ndef f(:\n")
     (here / "train.py").write_text("import model\n")
     code, said = paceline("launch", "--workers", "2", "train.py")
@@ -423,7 +419,7 @@ def test_a_module_of_the_users_that_is_no_python_is_named(paceline: Say, here: P
     assert len(lines) <= 12
 
 
-def test_a_cell_that_nobody_can_read_leaves_no_empty_line(paceline: Say, here: Path) -> None:
+def test_code_without_source_leaves_no_empty_line(paceline: Say, here: Path) -> None:
     cell = "exec(compile('def cell(): {}[1]', '<cell 3>', 'exec'), globals()) or cell()"
     code, said = paceline("launch", "--workers", "2", script(here, cell))
     assert code == 1
@@ -431,7 +427,7 @@ def test_a_cell_that_nobody_can_read_leaves_no_empty_line(paceline: Say, here: P
     assert all(line.strip() for line in message_of(said))
 
 
-def test_a_script_that_ends_itself_says_where_and_names_its_log(paceline: Say, here: Path) -> None:
+def test_script_that_exits_is_reported_with_line_and_log(paceline: Say, here: Path) -> None:
     path = script(here, "if pace.worker == 1: raise SystemExit('no data today')")
     code, said = paceline("launch", "--workers", "2", path)
     assert code == 1
@@ -441,7 +437,7 @@ def test_a_script_that_ends_itself_says_where_and_names_its_log(paceline: Say, h
     assert Path(last.rpartition(": ")[2]).name == "worker-1.log"
 
 
-def test_a_script_that_never_connects_is_shown_the_four_lines(paceline: Say, here: Path) -> None:
+def test_script_that_never_connects_is_shown_the_four_lines(paceline: Say, here: Path) -> None:
     """And what one worker printed, also where the others come to their print later."""
     (here / "alone.py").write_text(
         "import os, time\ntime.sleep(int(os.environ['RANK']) / 2)\nprint('trained alone')\n"
@@ -453,9 +449,7 @@ def test_a_script_that_never_connects_is_shown_the_four_lines(paceline: Say, her
         assert line in said
 
 
-def test_a_loop_that_ends_early_in_one_worker_ends_the_epoch_for_all(
-    paceline: Say, here: Path
-) -> None:
+def test_break_in_one_worker_ends_the_epoch_for_all(paceline: Say, here: Path) -> None:
     early = script(here, after="if pace.worker == 1: break")
     code, said = paceline("launch", "--workers", "2", "--protocol", "async", early)
     assert code == 0
@@ -466,9 +460,7 @@ INF = "if step == 2 and pace.worker == 1: outputs = outputs * float('inf')"
 
 
 @pytest.mark.parametrize(("protocol", "step"), [("full-sync", 2), ("async", 0)])
-def test_a_gradient_that_is_not_finite_is_named(
-    protocol: str, step: int, paceline: Say, here: Path
-) -> None:
+def test_nonfinite_gradient_is_named(protocol: str, step: int, paceline: Say, here: Path) -> None:
     path = script(here, INF.replace("step == 2", f"step == {step}"))  # async promises one step each
     code, said = paceline("launch", "--workers", "2", "--protocol", protocol, path)
     assert code == 1
@@ -477,7 +469,7 @@ def test_a_gradient_that_is_not_finite_is_named(
     assert "--nonfinite skip" in said
 
 
-def test_updates_that_are_not_finite_can_be_skipped(paceline: Say, here: Path) -> None:
+def test_nonfinite_updates_can_be_skipped(paceline: Say, here: Path) -> None:
     path = script(here, INF)
     code, said = paceline(
         "launch", "--workers", "2", "--nonfinite", "skip", "--run-dir", "run", path

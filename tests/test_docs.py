@@ -30,12 +30,12 @@ def name_of(page: Path) -> str:
 
 
 @pytest.mark.parametrize("path", GENERATED, ids=name_of)
-def test_a_page_is_what_the_code_and_the_results_say(path: Path) -> None:
+def test_generated_pages_are_current(path: Path) -> None:
     assert path.read_text() == GENERATED[path](), "run python docs/generate.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_to_files_that_exist(page: Path) -> None:
+def test_links_point_to_existing_files(page: Path) -> None:
     targets = [match[1] for match in LINK.finditer(page.read_text())]
     missing = [
         target
@@ -46,7 +46,7 @@ def test_links_lead_to_files_that_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_names_in_the_pages_are_names_in_the_code(page: Path) -> None:
+def test_names_in_the_pages_exist_in_the_code(page: Path) -> None:
     for match in NAME.finditer(page.read_text()):
         path, dotted = PACKAGE / match[1], match[2]
         assert path.is_file(), match[0]
@@ -96,7 +96,7 @@ NOT_HERE = {
 
 
 @pytest.mark.parametrize("name", JOURNEYS)
-def test_a_run_goes_through_what_a_journey_names(name: str, tmp_path: Path) -> None:
+def test_run_calls_the_functions_a_journey_names(name: str, tmp_path: Path) -> None:
     """The functions that the page names are called by a run, in one process."""
     page = (ROOT / "docs" / f"journey-of-a-{name}.md").read_text()
     named = {match[2] for match in NAME.finditer(page) if not match[1].startswith(ELSEWHERE)}
@@ -119,7 +119,7 @@ def test_a_run_goes_through_what_a_journey_names(name: str, tmp_path: Path) -> N
     assert len(named) > 10
 
 
-def test_the_readme_lists_the_verbs_that_exist() -> None:
+def test_readme_lists_the_existing_verbs() -> None:
     rows = re.findall(r"^\| `paceline (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert rows == [verb.name for verb in VERBS]
 
@@ -132,7 +132,7 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_python_that_is_marked_to_run_runs(
+def test_python_blocks_marked_to_run_do_run(
     block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -103,7 +103,7 @@ def code_lines(function: ast.FunctionDef) -> int:
     return end - function.lineno + 1 - doc_lines
 
 
-def test_a_long_file_says_why() -> None:
+def test_long_file_says_why() -> None:
     long = [path for path in FILES if path.read_text().count("\n") > MOST_LINES]
     silent = [
         module_of(path)
@@ -128,11 +128,11 @@ def _unreasoned(pattern: re.Pattern[str]) -> list[str]:
     ]
 
 
-def test_what_a_checker_passes_over_says_why() -> None:
+def test_ignored_checker_findings_have_a_reason() -> None:
     assert _unreasoned(PASSED_OVER) == []
 
 
-def test_what_catches_everything_says_why() -> None:
+def test_broad_excepts_have_a_reason() -> None:
     assert _unreasoned(CATCHES_ALL) == []
 
 
@@ -143,7 +143,7 @@ def test_functions_are_short() -> None:
     assert statistics.quantiles(lines.values(), n=10)[-1] <= MOST_LINES_OF_NINE_IN_TEN
 
 
-def test_files_are_few_and_whole() -> None:
+def test_number_of_files_is_limited() -> None:
     folders = [folder for folder in (ROOT, *ROOT.rglob("*")) if (folder / "__init__.py").is_file()]
     counts = {folder: len(list(folder.glob("*.py"))) for folder in folders}
     assert sum(counts.values()) <= MOST_FILES
@@ -188,7 +188,7 @@ def test_every_module_is_imported_by_a_test_of_its_family() -> None:
     assert untested == ELSEWHERE.keys()
 
 
-def test_what_may_hold_anything_is_a_format() -> None:
+def test_only_formats_use_untyped_values() -> None:
     """Across a border of modules, values have types and names."""
     for path in FILES:
         for name, node in functions(path):
@@ -202,7 +202,7 @@ def test_what_may_hold_anything_is_a_format() -> None:
             assert "tuple[Any" not in words, name
 
 
-def test_a_name_is_given_once_at_the_top_of_a_file() -> None:
+def test_module_level_names_are_assigned_once() -> None:
     """A second meaning would replace the first one silently."""
     for path in FILES:
         names = [

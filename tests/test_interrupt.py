@@ -177,7 +177,7 @@ def finish(
         ("async", signal.SIGUSR1),
     ],
 )
-def test_ctrl_c_ends_a_run_with_whole_files_and_no_process_left(
+def test_ctrl_c_leaves_complete_files_and_no_process(
     protocol: str, number: signal.Signals, here: Path
 ) -> None:
     run = begin("train", "quadratic", "--epochs", "100000", "--protocol", protocol)
@@ -190,7 +190,7 @@ def test_ctrl_c_ends_a_run_with_whole_files_and_no_process_left(
 
 
 @pytest.mark.skipif(shutil.which("timeout") is None, reason="there is no command timeout here")
-def test_timeout_which_sends_its_signal_twice_stops_a_run_softly(here: Path) -> None:
+def test_double_signal_of_timeout_stops_a_run_softly(here: Path) -> None:
     (here / "train.py").write_text(SLOW)
     run = begin("launch", script="train.py", within=("timeout", "60"))
     wait_for(run, here / "trains")
@@ -208,7 +208,7 @@ def test_ctrl_c_lets_an_evaluation_finish_and_the_script_save(here: Path) -> Non
     assert out.count("evaluated (64.0, 64.0)") == 1
 
 
-def test_ctrl_c_with_json_gives_the_summary_of_what_was_done(here: Path) -> None:
+def test_ctrl_c_with_json_prints_a_summary(here: Path) -> None:
     (here / "train.py").write_text(INTERRUPTS_ITSELF)
     said = json.loads(finish(begin("launch", "--json", script="train.py"), here / "run"))
     assert said["ended"] == "interrupted"
@@ -232,7 +232,7 @@ def test_ctrl_c_before_the_first_step_leaves_nothing(number: signal.Signals, her
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no parent-death signal")
-def test_what_a_killed_worker_had_forked_goes_with_it(here: Path) -> None:
+def test_children_of_a_killed_worker_end_with_it(here: Path) -> None:
     """A DataLoader's workers look only every five seconds whether they still have a parent."""
     (here / "train.py").write_text(FORKS)
     run = begin("launch", "--protocol", "async", script="train.py")
@@ -246,7 +246,7 @@ def test_what_a_killed_worker_had_forked_goes_with_it(here: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no parent-death signal")
-def test_nothing_is_left_two_seconds_after_the_launcher_was_killed(here: Path) -> None:
+def test_no_process_is_left_after_the_launcher_is_killed(here: Path) -> None:
     (here / "train.py").write_text(FORKS)
     run = begin("launch", "--protocol", "async", script="train.py")
     wait_for(run, here / "forked")

@@ -131,7 +131,7 @@ def test_imports_point_down() -> None:
     assert upwards == []
 
 
-def test_the_pure_core_knows_no_tensors_processes_or_clocks() -> None:
+def test_pure_core_imports_no_tensors_processes_or_clocks() -> None:
     pure = [path for path in FILES if {module_of(path), module_of(path).split(".")[0]} & {*PURE}]
     assert pure
     impure = []
@@ -174,7 +174,7 @@ def all_imports_of(path: Path) -> list[str]:
     return [*others, *(name for name, _ in imports_of(path))]
 
 
-def test_a_module_imports_nothing_that_it_says_it_must_not_know() -> None:
+def test_module_respects_its_must_not_know_sentence() -> None:
     """What a folder's ``__init__`` says holds for all of its files."""
     known = []
     for path in FILES:
@@ -190,12 +190,12 @@ def test_a_module_imports_nothing_that_it_says_it_must_not_know() -> None:
     assert known == []
 
 
-def test_the_sentences_of_what_a_module_must_not_know_are_read() -> None:
+def test_must_not_know_sentences_are_found() -> None:
     found = [word for path in FILES for word in unknown_to(path) if word in WORDS]
     assert len(found) > 100  # fails where this test no longer finds them
 
 
-def test_no_folder_imports_one_that_imports_it() -> None:
+def test_folders_have_no_import_cycles() -> None:
     """Late imports counted, whatever the layers say."""
     graph: dict[str, set[str]] = {}
     for path in FILES:
@@ -207,7 +207,7 @@ def test_no_folder_imports_one_that_imports_it() -> None:
     assert graph == {}
 
 
-def test_one_class_name_is_one_class() -> None:
+def test_class_names_are_unique() -> None:
     homes: dict[str, set[str]] = {}
     for path in FILES:
         for node in ast.walk(tree_of(path)):
@@ -217,7 +217,7 @@ def test_one_class_name_is_one_class() -> None:
     assert twice == {}
 
 
-def test_every_folder_begins_with_a_table() -> None:
+def test_every_folder_docstring_lists_its_files() -> None:
     """Its ``__init__`` says what lies in it, name by name."""
     for path in FILES:
         if path.name != "__init__.py" or path.parent == ROOT:
@@ -227,13 +227,13 @@ def test_every_folder_begins_with_a_table() -> None:
         assert missing in ([], ["__init__"]), f"{path} does not name {missing}"
 
 
-def test_the_table_names_only_what_exists() -> None:
+def test_layer_table_matches_the_package() -> None:
     there = {module_of(path).split(".")[0] for path in FILES}
     assert {part for parts in LAYERS for part in parts} == there
 
 
 @pytest.mark.parametrize("folder", ["bench", "docs", "examples", "paper"])
-def test_what_is_taken_from_the_package_is_there(folder: str) -> None:
+def test_names_imported_from_the_package_exist(folder: str) -> None:
     """No other test runs all of these files."""
     for path in (ROOT.parent.parent / folder).rglob("*.py"):
         for node in ast.walk(tree_of(path)):

@@ -39,7 +39,7 @@ def run(folder: Path, task: str = "tiny:WITH_BATCH_NORM", **settings: Any) -> Ru
 
 @pytest.mark.parametrize("task", ["WITH_BATCH_NORM", "LAYERS"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_live_run_comes_out_equal_in_every_bit(tmp_path: Path, protocol: str, task: str) -> None:
+def test_replay_of_a_live_run_is_bitwise_equal(tmp_path: Path, protocol: str, task: str) -> None:
     """One push at a time where a model keeps statistics, else in rows."""
     live = run(tmp_path, f"tiny:{task}", protocol=protocol, delay=("exp:2ms",), slow=("0=2x",))
     found = replay(live.folder)
@@ -65,14 +65,14 @@ def test_a_live_run_comes_out_equal_in_every_bit(tmp_path: Path, protocol: str, 
     ],
 )
 @pytest.mark.parametrize("task", ["WITH_BATCH_NORM", "LAYERS"])
-def test_whatever_way_the_bytes_went(tmp_path: Path, task: str, settings: dict[str, Any]) -> None:
+def test_replay_is_equal_on_every_path(tmp_path: Path, task: str, settings: dict[str, Any]) -> None:
     """Tails of an epoch that are no whole update are rounded otherwise between peers."""
     live = run(tmp_path, f"tiny:{task}", **{"protocol": "full-sync", **settings})
     found = replay(live.folder)
     assert (found.difference, found.is_model_equal) == ("", True)
 
 
-def test_a_task_that_compiles_its_model_comes_out_equal(tmp_path: Path) -> None:
+def test_replay_of_a_compiled_model_is_equal(tmp_path: Path) -> None:
     """Its file has the names of the module in it, and no state that is no tensor."""
     live = run(tmp_path, "tiny:COMPILED", engine="inline", updates=4)
     assert set(live.state) == {"0.weight", "0.bias", "2.weight", "2.bias"}
@@ -89,7 +89,7 @@ def test_a_task_that_compiles_its_model_comes_out_equal(tmp_path: Path) -> None:
         ("k-async:2", "distance:0.00123456789"),
     ],
 )
-def test_under_a_staleness_rule(tmp_path: Path, protocol: str, rule: str) -> None:
+def test_replay_under_a_staleness_rule_is_equal(tmp_path: Path, protocol: str, rule: str) -> None:
     live = run(tmp_path, protocol=protocol, staleness=rule, slow=("0=3x",), engine="inline")
     found = replay(live.folder)
     assert (found.difference, found.is_model_equal) == ("", True)
@@ -98,7 +98,7 @@ def test_under_a_staleness_rule(tmp_path: Path, protocol: str, rule: str) -> Non
 
 
 @pytest.mark.parametrize("task", ["WITH_BATCH_NORM", "LAYERS"])
-def test_a_live_run_under_the_rule_of_distance(tmp_path: Path, task: str) -> None:
+def test_replay_under_the_distance_rule_is_equal(tmp_path: Path, task: str) -> None:
     live = run(tmp_path, f"tiny:{task}", staleness="distance:0.002", delay=("exp:5ms",))
     found = replay(live.folder)
     assert (found.difference, found.is_model_equal) == ("", True)
@@ -134,7 +134,7 @@ def resumed(
 @pytest.mark.parametrize("cuts", [[3], [5], [3, 4], [2, 8]], ids=str)
 @pytest.mark.parametrize("protocol", ["async", "full-sync", "k-batch-sync:2", "adaptive"])
 @pytest.mark.parametrize("task", ["WITH_BATCH_NORM", "LAYERS"])
-def test_a_resumed_run_comes_out_equal(
+def test_replay_of_a_resumed_run_is_equal(
     tmp_path: Path, protocol: str, cuts: list[int], task: str
 ) -> None:
     """Stopped inside an epoch, or at its end; once or twice."""
@@ -145,13 +145,13 @@ def test_a_resumed_run_comes_out_equal(
     assert found.version == live.summary.updates
 
 
-def test_a_resumed_run_between_peers_comes_out_equal(tmp_path: Path) -> None:
+def test_replay_of_a_resumed_run_between_peers_is_equal(tmp_path: Path) -> None:
     live = resumed(tmp_path, [3], {}, engine="local", workers=2, path="peers")
     found = replay(live.folder)
     assert (found.difference, found.is_model_equal) == ("", True)
 
 
-def test_a_run_that_goes_on_from_a_checkpoint_in_flight(tmp_path: Path) -> None:
+def test_replay_of_a_run_resumed_in_flight_is_equal(tmp_path: Path) -> None:
     """What came after the checkpoint was lost, and what was in flight then is free again."""
     every = {"protocol": "async", "checkpoint_every": "2 updates", "keep": 100}
     live = resumed(tmp_path, [], {}, **every, engine="local", workers=2, delay=("250ms",))
@@ -191,7 +191,7 @@ def _went_on(live: Run) -> Run:
         ),
     ],
 )
-def test_a_resume_that_cannot_be_made_again_is_refused_by_name(
+def test_unreplayable_resume_is_refused_by_name(
     tmp_path: Path, settings: dict[str, Any], last: dict[str, Any], words: str
 ) -> None:
     live = resumed(tmp_path, [3], last, **settings)
@@ -207,7 +207,9 @@ def test_a_resume_that_cannot_be_made_again_is_refused_by_name(
 
 @pytest.mark.parametrize("protocol", ["full-sync", "k-async:2"])
 @pytest.mark.parametrize("name", ["WITH_BATCH_NORM", "LAYERS"])
-def test_workers_that_died_on_the_way(tmp_path: Path, name: str, protocol: str) -> None:
+def test_replay_of_a_run_with_killed_workers_is_equal(
+    tmp_path: Path, name: str, protocol: str
+) -> None:
     """Peers go on through the store, and who is left does the work of who is not."""
     task = with_fault(getattr(tiny, name), Fault(call=4))
     live = train(task, tmp_path, workers=3, protocol=protocol)
@@ -218,13 +220,13 @@ def test_workers_that_died_on_the_way(tmp_path: Path, name: str, protocol: str) 
     assert (found.difference, found.is_model_equal) == ("", True)
 
 
-def test_a_run_that_was_stopped_is_made_again_up_to_there(tmp_path: Path) -> None:
+def test_stopped_run_is_replayed_to_its_end(tmp_path: Path) -> None:
     live = run(tmp_path, updates=7)
     found = replay(live.folder)
     assert (found.version, found.is_model_equal, found.difference) == (7, True, "")
 
 
-def test_a_trace_that_was_cut_off_is_equal_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_truncated_trace_is_equal_as_far_as_it_goes(tmp_path: Path) -> None:
     """After each of its last lines, so also between a push and what follows from it."""
     live = run(tmp_path, workers=2, updates=3)
     lines = (live.folder / FILE_NAME).read_text().splitlines(keepends=True)
@@ -235,7 +237,7 @@ def test_a_trace_that_was_cut_off_is_equal_as_far_as_it_goes(tmp_path: Path) -> 
         assert (found.difference, found.is_model_equal, found.is_equal) == ("", None, True)
 
 
-def test_one_can_stand_at_any_version(tmp_path: Path) -> None:
+def test_replay_can_stop_at_any_version(tmp_path: Path) -> None:
     live = run(tmp_path, protocol="k-async:2")
     seen = [replay(live.folder, until=version, save=tmp_path / f"{version}.safetensors")
             for version in (0, 3, live.summary.updates)]  # fmt: skip
@@ -267,7 +269,7 @@ def _late_and_others(live: Run) -> tuple[list[int], list[int]]:
     return ([i for i in places if pushed[i] in late], [i for i in places if pushed[i] not in late])
 
 
-def test_the_first_loss_that_differs_is_named(tmp_path: Path) -> None:
+def test_first_differing_loss_is_named(tmp_path: Path) -> None:
     live = run(tmp_path, engine="inline")
     _, counted = _late_and_others(live)
     for number in (counted[8], counted[5]):
@@ -281,7 +283,7 @@ def test_the_first_loss_that_differs_is_named(tmp_path: Path) -> None:
     assert not found.is_equal
 
 
-def test_the_loss_of_every_push_that_counts_is_compared(tmp_path: Path) -> None:
+def test_loss_of_every_applied_push_is_compared(tmp_path: Path) -> None:
     live = run(tmp_path, engine="inline", protocol="k-async:2")
     path = live.folder / FILE_NAME
     whole = path.read_text()
@@ -292,7 +294,7 @@ def test_the_loss_of_every_push_that_counts_is_compared(tmp_path: Path) -> None:
         path.write_text(whole)
 
 
-def test_a_push_that_came_late_is_not_made_again(tmp_path: Path) -> None:
+def test_late_push_is_not_replayed(tmp_path: Path) -> None:
     """Another won its mini-batch, as in an epoch's tail: its loss is in no update."""
     live = run(tmp_path, engine="inline", protocol="k-sync:2")
     _beaten_push_arrives(live)
@@ -317,7 +319,7 @@ def _beaten_push_arrives(live: Run) -> None:
     path.write_text(reseal("".join(lines)))
 
 
-def test_the_first_decision_that_differs_is_named(tmp_path: Path) -> None:
+def test_first_differing_decision_is_named(tmp_path: Path) -> None:
     live = run(tmp_path)
 
     def other_lease(fields: dict[str, Any]) -> None:
@@ -329,7 +331,7 @@ def test_the_first_decision_that_differs_is_named(tmp_path: Path) -> None:
     assert "(samples 1-13); the replay decided work for member" in said
 
 
-def test_a_decision_without_tickets_is_named_too(tmp_path: Path) -> None:
+def test_differing_decision_without_tickets_is_named(tmp_path: Path) -> None:
     live = run(tmp_path)
     _edit(live, '"apply"', lambda fields: fields.update(tickets=[], weights=[]), 2)
     assert "the run decided apply of []; the replay decided apply of [(" in (
@@ -344,7 +346,7 @@ def test_a_decision_without_tickets_is_named_too(tmp_path: Path) -> None:
         ({"learning_rates": ["fast"]}, "its learning rate is 'fast'"),
     ],
 )
-def test_a_header_that_no_run_writes_is_refused(
+def test_inconsistent_header_is_refused(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     live = run(tmp_path, engine="inline", updates=2)
@@ -353,7 +355,7 @@ def test_a_header_that_no_run_writes_is_refused(
         replay(live.folder)
 
 
-def test_a_model_that_was_changed_afterwards_is_seen(tmp_path: Path) -> None:
+def test_model_changed_afterwards_is_detected(tmp_path: Path) -> None:
     live = run(tmp_path)
     state = live.state
     state["out.weight"][0, 0] += 1e-12
@@ -362,7 +364,7 @@ def test_a_model_that_was_changed_afterwards_is_seen(tmp_path: Path) -> None:
     assert (found.difference, found.is_model_equal, found.is_equal) == ("", False, False)
 
 
-def test_the_same_numbers_that_are_none_are_equal(tmp_path: Path) -> None:
+def test_equal_nan_values_compare_equal(tmp_path: Path) -> None:
     live = run(tmp_path, "tiny:UNKNOWN", updates=3)
     assert live.state["spread"].isnan().all()
     assert replay(live.folder).is_model_equal is True
@@ -376,7 +378,7 @@ def test_the_same_numbers_that_are_none_are_equal(tmp_path: Path) -> None:
         ({"precision": "bf16", "channels_last": True}, "bf16 and channels last"),
     ],
 )
-def test_what_was_rounded_otherwise_is_refused_by_name(
+def test_settings_that_round_differently_are_refused_by_name(
     tmp_path: Path, settings: dict[str, Any], words: str
 ) -> None:
     live = run(tmp_path, engine="inline", updates=2, **settings)
@@ -385,7 +387,9 @@ def test_what_was_rounded_otherwise_is_refused_by_name(
 
 
 @pytest.mark.parametrize("settings", [{"precision": "fp32"}, {"loader_workers": 1}], ids=str)
-def test_what_keeps_every_bit_is_made_again(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_settings_that_keep_every_bit_are_replayed(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
     found = replay(run(tmp_path, engine="inline", updates=4, **settings).folder)
     assert (found.difference, found.is_model_equal) == ("", True)
 
@@ -397,7 +401,7 @@ def test_what_keeps_every_bit_is_made_again(tmp_path: Path, settings: dict[str, 
         ("ring", "summed along ring, and a replay sums them as shared memory does"),
     ],
 )
-def test_an_average_by_a_collective_is_refused_on_a_cpu_too(
+def test_average_by_a_collective_is_refused_on_a_cpu(
     tmp_path: Path, collective: str, words: str
 ) -> None:
     """It adds in an order of its own: with three workers another than the members'."""
@@ -407,7 +411,7 @@ def test_an_average_by_a_collective_is_refused_on_a_cpu_too(
         replay(live.folder)
 
 
-def test_what_cannot_be_made_again_says_why(tmp_path: Path) -> None:
+def test_unreplayable_run_gives_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trace .* cannot be read"):
         replay(tmp_path)
     live = run(tmp_path / "run")

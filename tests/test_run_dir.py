@@ -20,7 +20,7 @@ def made(**settings: str) -> RunFolder:
     return make_folder(RunSettings(**settings), "lenet")  # type: ignore[arg-type]
 
 
-def test_latest_points_to_the_newest_run_and_back_where_that_was_refused() -> None:
+def test_latest_points_back_when_the_newest_run_is_refused() -> None:
     first = made(name="first")
     second = made(name="second")
     assert (RUNS / "latest").resolve() == second.path.resolve()
@@ -31,7 +31,7 @@ def test_latest_points_to_the_newest_run_and_back_where_that_was_refused() -> No
     first.close()
 
 
-def test_latest_stays_with_a_run_that_began_after_the_one_that_was_refused() -> None:
+def test_latest_stays_with_a_run_started_after_a_refused_one() -> None:
     first = made(name="first")
     second, third = made(name="second"), made(name="third")
     second.discard([])
@@ -43,7 +43,7 @@ def test_latest_stays_with_a_run_that_began_after_the_one_that_was_refused() -> 
     first.close()
 
 
-def test_where_no_links_can_be_made_a_run_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_works_without_symlinks(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path, target: str) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted", target, None, str(self))
 
@@ -56,7 +56,7 @@ def test_where_no_links_can_be_made_a_run_goes_without(monkeypatch: pytest.Monke
     assert not RUNS.exists()
 
 
-def test_what_somebody_else_put_there_stays() -> None:
+def test_files_of_others_stay_in_the_folder() -> None:
     folder = made(run_dir="out")
     (folder.path / "theirs").touch()
     (folder.path / "trace.jsonl").touch()
@@ -65,7 +65,7 @@ def test_what_somebody_else_put_there_stays() -> None:
     assert [one.name for one in Path("out").iterdir()] == ["theirs"]
 
 
-def test_a_folder_with_a_run_and_a_name_that_is_taken_are_refused() -> None:
+def test_folder_holding_a_run_and_taken_name_are_refused() -> None:
     Path("out").mkdir()
     (Path("out") / "trace.jsonl").touch()
     with pytest.raises(ConfigError, match="already holds a run"):
@@ -77,7 +77,7 @@ def test_a_folder_with_a_run_and_a_name_that_is_taken_are_refused() -> None:
         fresh_folder("compare", Path("out"))
 
 
-def test_who_was_refused_leaves_the_lock_to_who_came_since_then() -> None:
+def test_refused_run_leaves_the_lock_to_a_later_one() -> None:
     first = made(run_dir="out")
     assert first.hold() is None
     (Path("out") / "theirs").touch()
@@ -92,7 +92,7 @@ def test_who_was_refused_leaves_the_lock_to_who_came_since_then() -> None:
     second.close()
 
 
-def test_what_was_half_written_goes_when_the_folder_is_taken_and_when_it_is_left() -> None:
+def test_partial_files_are_removed_on_claim_and_on_close() -> None:
     folder = made(run_dir="out")
     half = Path("out") / ".best.safetensors.0123abcd.part"
     half.touch()
@@ -103,7 +103,7 @@ def test_what_was_half_written_goes_when_the_folder_is_taken_and_when_it_is_left
     assert not half.exists()
 
 
-def test_one_run_at_a_time() -> None:
+def test_folder_is_held_by_one_run_at_a_time() -> None:
     first = made(run_dir="out")
     assert first.hold() is None
     second = made(run_dir="out", resume="auto")
