@@ -6,7 +6,7 @@ from paceline.context import Context
 from paceline.passes import ScriptPlace
 
 
-def test_a_context_survives_json() -> None:
+def test_context_survives_json() -> None:
     context = Context(
         workers=3,
         delay=("exp:20ms",),

@@ -93,7 +93,7 @@ def test_ssp_without_slack_equals_full_sync_at_p_times_the_rate(tmp_path: Path) 
     assert differ(run.state, plain_loop(task, batch_size=BATCH_SIZE, lr=0.3)) < CLOSE
 
 
-def test_the_equivalences_can_fail() -> None:
+def test_equivalences_can_fail() -> None:
     """Another order of the samples, or another rate, gives other parameters."""
     right = plain_loop(TASK)
     assert differ(right, plain_loop(TASK, lr=0.29)) > 100 * CLOSE

@@ -99,7 +99,7 @@ def fact_of(heard: tuple[Fact, list[Decision]]) -> str:
 
 
 @pytest.mark.parametrize("text", ["full-sync", "k-batch-sync:3", "k-batch-async:3"])
-def test_the_same_seed_gives_the_same_run(text: str) -> None:
+def test_same_seed_gives_the_same_run(text: str) -> None:
     conditions = Conditions(delays=(parse_delay("exp:1s"),) * 4, seed=5)
     one, again = (TimingRun(parse(text, 4), conditions).run(50) for _ in range(2))
     assert one.times_s == again.times_s
