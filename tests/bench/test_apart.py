@@ -1,4 +1,4 @@
-"""Apart: answers come back, errors are told apart, and no process stays."""
+"""Apart: answers are returned, errors are classified, and no process is left behind."""
 
 import os
 from pathlib import Path

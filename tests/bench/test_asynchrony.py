@@ -1,4 +1,4 @@
-"""t1, t2 and t3 of a back end with known delays, what n calls cost, and the depth of the queue."""
+"""t1, t2 and t3 of a back end with known delays, the cost of n calls, and the queue depth."""
 
 import json
 import time
@@ -21,7 +21,7 @@ CALL_S = 0.002
 
 
 def wait() -> None:
-    """An operation that takes 2 ms, and no core."""
+    """An operation that takes 2 ms without using a core."""
     time.sleep(CALL_S)
 
 

@@ -1,4 +1,4 @@
-"""Which batch size is the quickest, and what is said where none reached the target."""
+"""The choice of the quickest batch size, and the report if none reached the target."""
 
 import json
 import math
@@ -87,7 +87,7 @@ def test_batch_sizes_are_limited_by_the_data(
 
 
 def test_throughput_counts_only_samples_processed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """60 samples in batches of 40: every other update is of 20; each takes a second here."""
+    """60 samples in batches of 40: every other update has 20; each takes a second here."""
 
     def a_second(work: Callable[[], object]) -> float:
         work()

@@ -1,4 +1,4 @@
-"""The largest batch: found for any limit, and on a real model within a stated memory."""
+"""The largest batch is found for any limit, and for a real model within a given memory."""
 
 import doctest
 import json
@@ -46,7 +46,7 @@ def test_found_batch_size_fits_and_a_tenth_more_does_not(say: Say) -> None:
     assert found["mini_batch_size"] > 16
     assert found["does_not_fit"] <= 1.1 * found["mini_batch_size"]
     assert "memory" in err
-    assert found["a_worker_bytes"] == 200 * 2**20  # of each of the two workers
+    assert found["a_worker_bytes"] == 200 * 2**20  # for each of the two workers
 
 
 @pytest.mark.timeout(600)

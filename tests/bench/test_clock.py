@@ -1,4 +1,4 @@
-"""Benchmark: right about known waits, also of queued work; counts, nests and prints as it says."""
+"""Benchmark times known waits and queued work correctly, and counts, nests and prints."""
 
 import doctest
 import threading
@@ -21,7 +21,7 @@ def queue() -> Iterator[WorkQueue]:
 
 
 class Hands:
-    """A clock that only work moves."""
+    """A clock that only work advances."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -31,7 +31,7 @@ class Hands:
 
 
 class Wait:
-    """Operations of a known length that note when they began and ended."""
+    """Operations of known duration that record when they started and ended."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -48,14 +48,14 @@ class Wait:
 def test_queued_work_of_known_delays_is_timed_exactly(
     queue: WorkQueue, monkeypatch: pytest.MonkeyPatch, seconds: float, count: int
 ) -> None:
-    """To the last bit, where nothing but the queued work takes time."""
+    """Exactly, because only the queued work takes time."""
     hands = Hands()
     monkeypatch.setattr(clock, "time", hands)
 
     def work() -> None:
         hands.now_s += seconds
 
-    queue.put(work)  # of before: not counted
+    queue.put(work)  # queued before: not counted
     with Benchmark("wait", waits_for=[queue], quiet=True) as bench:
         for _ in range(count):
             queue.put(work)
@@ -63,7 +63,7 @@ def test_queued_work_of_known_delays_is_timed_exactly(
 
 
 def test_measured_time_agrees_with_the_times_of_the_queue(queue: WorkQueue) -> None:
-    """From before the first began until the last had ended, and no more than the block took."""
+    """From the start of the first to the end of the last, and at most the time of the block."""
     work = Wait(0.002)
     before_s = time.perf_counter()
     with Benchmark("wait", waits_for=[queue], quiet=True) as bench:
@@ -78,7 +78,7 @@ def test_only_queueing_is_measured_without_waiting(queue: WorkQueue) -> None:
     with Benchmark("queueing", quiet=True) as bench:
         queue.put(gate.wait)
     assert bench.seconds > 0
-    assert not gate.is_set()  # it came here while the work was still to be done
+    assert not gate.is_set()  # the block ended before the work was done
     gate.set()
 
 
@@ -91,7 +91,7 @@ def test_work_queued_earlier_is_not_counted(queue: WorkQueue) -> None:
 
 
 class Accelerator:
-    """Stands for ``torch.cuda``: two devices, of which the second was never touched."""
+    """A stand-in for ``torch.cuda`` with two devices, of which the second was never used."""
 
     def __init__(self) -> None:
         self.waited_for: list[int] = []
@@ -179,7 +179,9 @@ def test_decorated_function_may_be_recursive() -> None:
         return n * factorial(n - 1) if n else 1
 
     assert factorial(4) == 24
-    assert sorted(bench.timing.samples_s) == list(bench.timing.samples_s)  # the inner end first
+    assert sorted(bench.timing.samples_s) == list(
+        bench.timing.samples_s
+    )  # the inner calls end first
 
 
 def test_block_that_raises_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,7 +192,7 @@ def test_block_that_raises_is_not_measured(capsys: pytest.CaptureFixture[str]) -
         _ = bench.seconds
     with Benchmark("after"):
         pass
-    assert capsys.readouterr().out.startswith("after: ")  # and the depth is right again
+    assert capsys.readouterr().out.startswith("after: ")  # the depth is restored
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Collectives between real processes, for the clock; how they print from known times."""
+"""Collectives timed between real processes, and the report for known times."""
 
 import doctest
 import json
@@ -34,7 +34,7 @@ COST = HostCost(
         for action in Action
     },
 )
-"""50 us a message and 1 ns a byte, at each end."""
+"""50 us per message and 1 ns per byte, at each end."""
 
 
 def test_doctests_pass() -> None:
@@ -93,7 +93,7 @@ def test_known_times_are_printed_with_crossovers() -> None:
     assert "one process copies memory at 8 GB/s" in text
     (gloo,) = [line for line in text.splitlines() if line.startswith("gloo") and "16.0 MiB" in line]
     assert gloo.split()[-1] == f"{1.75 * large / 20e-3 / 1e9:.3g}"  # bus GB/s; no formula
-    assert "0.94" in text  # 30 ms by 32
+    assert "0.94" in text  # 30 ms / 32
     assert json.loads(json.dumps(found.to_json()))["crossings"][0]["below"] == "tree"
 
 

@@ -1,4 +1,4 @@
-"""The same work in several ways: figures that follow, ways that fail alone, turns that are kept."""
+"""The same work in several ways: derived figures, failures of single ways, and turns."""
 
 import json
 import shutil
@@ -90,7 +90,7 @@ def test_compiled_ways_run_and_recompilations_are_counted() -> None:
     assert compiled.first_call_s is not None
     assert eager.first_call_s is not None
     assert compiled.first_call_s > 10 * eager.first_call_s
-    # A batch of 1 is compiled for itself; 2 is new; then the dimension is free, so 3 is not.
+    # Batch 1 is compiled separately; 2 recompiles with a dynamic dimension, so 3 does not.
     assert compiled.recompiles == 1
     assert packed.recompiles is None
     assert len(packed.other_batches_s) == 2

@@ -1,4 +1,4 @@
-"""What a bench runs on: threads, and memory that is free."""
+"""The device, threads and free memory of a bench."""
 
 import pytest
 import torch

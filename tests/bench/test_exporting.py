@@ -1,4 +1,4 @@
-"""What an export came to, as JSON and in lines."""
+"""The result of an export as JSON and as text."""
 
 import json
 from dataclasses import replace
@@ -52,7 +52,7 @@ def test_report_states_size_accuracy_and_fallback() -> None:
 
 
 class Model(nn.Linear):
-    """A format's file that is the model itself."""
+    """A format whose file is the model itself."""
 
     def __init__(self) -> None:
         super().__init__(WIDTH, CLASSES, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Cores are measured in pairs by real processes; known links print with their rings."""
+"""Pairs of cores are measured by real processes; known links are printed with their rings."""
 
 import json
 import os
@@ -23,7 +23,7 @@ Say = Callable[[str], tuple[int, str, str]]
 
 
 def made_up(cores: tuple[int, ...], fast: set[tuple[int, int]]) -> MeasuredLinks:
-    """Pairs at 8 GB/s, all others at 1; loopback is a tenth of it."""
+    """The pairs run at 8 GB/s, all others at 1; loopback at a tenth of that."""
     return MeasuredLinks(
         num_bytes=1 << 24,
         nodes={core: core // 4 for core in cores},

@@ -1,4 +1,4 @@
-"""A range test finds where a loss falls, advises a rate there, and says where there is none."""
+"""A range test finds where the loss falls, and advises a rate or says that there is none."""
 
 import json
 import math
@@ -33,7 +33,7 @@ RAMP = LrRamp(spec="quadratic", lowest=1e-4, highest=10.0, updates=101)
 
 
 def measured(loss: Callable[[float], float], ramp: LrRamp = RAMP) -> LrRange:
-    """As if the losses followed from the logarithm of the rate."""
+    """The measurement if the loss were this function of the logarithm of the rate."""
     rates = [ramp.rate(version) for version in range(ramp.updates)]
     return LrRange(
         question=LrQuestion(ramp=ramp, workers=2), samples=64, source="made up", rates=tuple(rates),
@@ -55,7 +55,7 @@ def test_rates_grow_geometrically_from_lowest_to_highest() -> None:
 
 
 def test_rates_are_multiples_of_the_current_ones_of_the_optimizer() -> None:
-    """And not of the first ones of another run, which a state that was loaded has."""
+    """Not of the initial rates of another run, which a loaded state contains."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
     optimizer.param_groups[0]["initial_lr"] = 7.0
     scheduler = growing(Pace(SoloExchange(), Context(device="cpu")), optimizer, RAMP.factor)
@@ -63,7 +63,7 @@ def test_rates_are_multiples_of_the_current_ones_of_the_optimizer() -> None:
 
 
 def test_loss_is_paired_with_the_rate_of_its_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also behind one that is no number."""
+    """Also after a loss that is nan."""
     heard = [1.0, math.nan, *(1.0 - 0.01 * number for number in range(60))]
     monkeypatch.setattr(lr_range, "launch_run", lambda *given: None)
     monkeypatch.setattr(lr_range, "read_header", lambda path: Header(fields={"batch_size": 64}))
@@ -116,7 +116,7 @@ def test_report_names_the_rates_a_short_script_did_not_try(made: int, fewer: str
     assert falling.reason.endswith(words)
     assert range_json(falling)["cut_after"] == made
     risen = replace(measured(cliff), cut_after=90)
-    assert "not tried" not in risen.reason  # it has risen again, so all is known
+    assert "not tried" not in risen.reason  # the loss has risen again, so nothing is unknown
 
 
 def test_plot_labels_powers_of_ten() -> None:
@@ -143,16 +143,16 @@ def test_workers_diverge_at_the_rate_of_theory() -> None:
     assert 2.0 < found.rates[found.rises] < 20.0
     assert found.advised is not None
     assert 0.01 < found.advised < 2.0
-    assert len(found.losses) < 60  # it was ended
+    assert len(found.losses) < 60  # it was ended early
 
 
 def test_workers_with_local_steps_diverge_at_the_reported_rate() -> None:
-    """Not before 2 / L by itself; the noise of single steps ends it somewhat earlier."""
+    """The limit is 2 / L; the noise of single steps ends it somewhat earlier."""
     ramp = LrRamp(spec="quadratic", lowest=1e-3, highest=100.0, updates=60)
     found = measure_range(LrQuestion(ramp=ramp, workers=2, protocol="local-sgd:4", device="cpu"))
     assert 0.3 < found.rates[-1] < 20.0
     assert found.advised is not None
-    assert 0.01 < found.advised < 0.5  # four steps an update: sooner than with one
+    assert 0.01 < found.advised < 0.5  # four steps per update: sooner than with one
     assert len(found.losses) < 60
 
 
@@ -190,7 +190,7 @@ Path("evaluated").write_text(f"{second['lr'] / first['lr']}")
 
 
 def test_script_ends_after_the_requested_updates(say: Say, tmp_path: Path) -> None:
-    """Descent on a mean of squares is stable up to a rate of about 1; a file is not written."""
+    """Descent on a mean of squares is stable up to a rate of about 1; no file is written."""
     (tmp_path / "train.py").write_text(SCRIPT)
     line = "tune lr train.py --workers 2 --lowest 1e-3 --updates 60 --device cpu --json"
     code, out, err = say(f"{line} -- 1000")
@@ -200,7 +200,7 @@ def test_script_ends_after_the_requested_updates(say: Say, tmp_path: Path) -> No
     assert found["source"] == "the script's own data"
     assert 0.003 < found["advised"] < 1.0
     assert found["losses"][-1] > 2 * min(found["losses"])
-    assert len(found["losses"]) < 60  # it was ended, though its epochs were not over
+    assert len(found["losses"]) < 60  # it was ended before its last epoch
     assert found["cut_after"] is None
     assert not (tmp_path / "evaluated").exists()
 
@@ -220,7 +220,7 @@ def test_script_with_fewer_updates_is_measured_to_its_end(say: Say, tmp_path: Pa
 
 @pytest.mark.parametrize("protocol", ["local-sgd:3", "post-local-sgd:3,3"])
 def test_all_local_steps_of_an_update_use_its_rate(say: Say, tmp_path: Path, protocol: str) -> None:
-    """Eight batches a pass make one round of three steps each, and one of a single step."""
+    """Eight batches per pass make one round of three steps each, and one of a single step."""
     (tmp_path / "train.py").write_text(SCRIPT)
     line = f"tune lr train.py --workers 2 --protocol {protocol} --lowest 1e-4 --highest 0.1"
     code, out, err = say(f"{line} --updates 12 --device cpu --json -- 1000")

@@ -1,4 +1,4 @@
-"""Overlap of known work, and the verbs on a machine that has only a CPU."""
+"""Overlap of known work, and the commands on a machine that has only a CPU."""
 
 import doctest
 import json
@@ -28,7 +28,7 @@ def test_doctests_pass() -> None:
 
 
 def waits(*seconds: float) -> Callable[[], float]:
-    """Work that says how long so many waits at once take; it need not wait for that."""
+    """Work that returns how long simultaneous waits take, without waiting."""
     return lambda: max(seconds)
 
 
@@ -39,7 +39,7 @@ def known() -> TimedTogether:
 def test_simultaneous_work_overlaps_completely() -> None:
     found = known()
     assert found.overlap == pytest.approx(1.0)
-    assert len(found.both.samples_s) == 3  # the first round did not count
+    assert len(found.both.samples_s) == 3  # the first round is not counted
     assert "100%" in "\n".join(render_together((found,), "one", "other"))
 
 

@@ -1,4 +1,4 @@
-"""WorkQueue: in order, bounded, and an error is told to who waits."""
+"""WorkQueue runs operations in order, is bounded, and raises errors in who waits."""
 
 import threading
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def test_synchronize_raises_the_error_of_an_operation() -> None:
         with pytest.raises(ValueError, match="mine"):
             queue.synchronize()
         assert done == [1]
-        queue.synchronize()  # said once
+        queue.synchronize()  # raised only once
 
 
 def test_close_refuses_a_put_that_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:

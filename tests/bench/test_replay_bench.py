@@ -1,4 +1,4 @@
-"""``bench/replay.py`` on a small run: its row says that every bit came out equal."""
+"""``bench/replay.py`` on a small run: its row reports bitwise equality."""
 
 import runpy
 import sys

@@ -1,4 +1,4 @@
-"""Timing and turns: the figures, and that nobody always goes first."""
+"""Statistics of timings, and turns in which each contender goes first."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Scaling over real workers, in turn; how known times print, and what cannot be asked."""
+"""Scaling over real workers, the report for known times, and invalid options."""
 
 import json
 import time
@@ -37,12 +37,12 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def sample(step_s: float, workers: int, mini_batch_size: int) -> ScalingSample:
-    """Of workers that are all done at the same time, always."""
+    """A sample of workers that always finish at the same time."""
     return ScalingSample(workers * mini_batch_size / step_s, 1.0 / step_s, (step_s,) * 9)
 
 
 def made_up(question: ScalingQuestion, steps_s: dict[str, float]) -> Callable[..., ScalingSample]:
-    """Instead of runs: steps by the label of a row, the second round 10 % slower."""
+    """Replaces runs by the step time of a row's label; the second round is 10 % slower."""
     count = dict.fromkeys(steps_s, 0)
 
     def measure(
@@ -65,7 +65,7 @@ STEPS_S = {
 
 
 def test_speedup_and_efficiency_follow_from_known_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round that is slow for all changes no ratio."""
+    """A round that is slow for all rows changes no ratio."""
     monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, STEPS_S))
     monkeypatch.setattr(scaling, "num_cores", lambda: 2)
     said: list[str] = []
@@ -75,7 +75,7 @@ def test_speedup_and_efficiency_follow_from_known_times(monkeypatch: pytest.Monk
     assert rows[WEAK, 2].speedups == pytest.approx((1.6, 1.6))
     assert rows[STRONG, 2].speedups == pytest.approx((1.6, 1.6))
     assert rows[STRONG, 4].efficiencies == pytest.approx((0.5, 0.5))
-    assert rows[STRONG, 4].p95_step_s == pytest.approx(0.00525)  # of the two rounds, the middle
+    assert rows[STRONG, 4].p95_step_s == pytest.approx(0.00525)  # the median of the two rounds
     assert (rows[STRONG, 4].mini_batch_size, rows[WEAK, 4].mini_batch_size) == (2, 8)
     lines = render_scaling(found)
     row = next(line for line in lines if line.startswith("2 workers, weak"))
@@ -89,7 +89,7 @@ def test_speedup_and_efficiency_follow_from_known_times(monkeypatch: pytest.Monk
     ]
     assert len(said) == 10
     assert said[0].startswith("round 1 of 2: 1 worker: 800 samples/s")
-    assert said[5].startswith("round 2 of 2: 2 workers, weak")  # it begins with another one
+    assert said[5].startswith("round 2 of 2: 2 workers, weak")  # it starts with another row
 
 
 def test_interrupt_returns_the_rows_measured_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_measurement_without_a_run_leaves_no_folder(
 def test_ideal_curve_is_a_multiple_of_one_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The axis of workers is logarithmic, so it is no straight line."""
+    """The axis of workers is logarithmic, so the curve is no straight line."""
     monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, dict.fromkeys(STEPS_S, 0.010)))
     drawn: list[tuple[Curve, ...]] = []
     monkeypatch.setattr(
@@ -174,7 +174,7 @@ def test_only_times_between_updates_of_warm_epochs_count(tmp_path: Path) -> None
     found = read_sample(tmp_path, about)
     assert found.samples_per_s == pytest.approx(800.0)
     assert found.updates_per_s == pytest.approx(100.0)
-    # Each worker's first two steps do not count; the third is still a slow one.
+    # The first two steps of each worker do not count; the third is still slow.
     assert max(found.steps_s) == pytest.approx(1.0)
     assert len(found.steps_s) == 2 * (4 + 5)
     assert about == {"device": "cpu", "source": "made up"}
@@ -198,7 +198,7 @@ def test_bench_scaling_measures_and_plots_workers(say: Say, tmp_path: Path) -> N
     section = page.split("## `paceline bench scaling`")[1].split("\n## ")[0]
     for field in (*found, *found["rows"][0]):
         assert f"`{field}`" in section, field
-    # A run of two workers with the same mini-batch now knows what one needs.
+    # A run of two workers with the same mini-batch can now refer to that of one worker.
     code, out, err = say(
         "train quadratic --workers 2 --mini-batch-size 8 --threads 1 --updates 20 --json"
     )

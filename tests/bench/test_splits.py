@@ -1,4 +1,4 @@
-"""Splits that are run beside their prediction: what runs come to, how it prints, what cannot."""
+"""Measured splits beside their predictions: results, report and refusals."""
 
 import json
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def price(name: str, step_s: float | None, why: str = "") -> SplitPrice:
 
 
 def made_up(monkeypatch: pytest.MonkeyPatch, steps_s: dict[str, float]) -> list[str]:
-    """Instead of runs: two workers, one of which does 3/4 of the other's work; who ran, in turn."""
+    """Replaces runs: one of two workers does 3/4 of the other's work; returns what ran."""
     prices = (
         price("none", 0.004), price("data", 0.003), price("network", None, "nine are odd"),
         price("2x2", 0.002),
@@ -127,7 +127,7 @@ def test_split_none_uses_one_worker_and_the_same_batch() -> None:
 def test_process_is_measured_from_its_third_loss(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What it writes for the watch itself is not counted; the peak is above what was before."""
+    """Bytes of the measurement itself are not counted; the peak excludes earlier memory."""
     held, resets, written = [0], [0], [0]
 
     def reset(device: object) -> None:
@@ -164,7 +164,7 @@ def test_bench_splits_runs_and_plots_a_split(say: Say, tmp_path: Path) -> None:
     (network,) = found["rows"]
     assert len(network["steps_s"]) >= 2 * 4
     assert min(network["steps_s"]) > 0
-    assert network["sent_bytes"] > 4 * 8 * 64 / 2  # half of the border, at the least
+    assert network["sent_bytes"] > 4 * 8 * 64 / 2  # at least half of the border
     assert 0 < network["balance"] <= 1
     assert network["memory_bytes"] > 0
     ElementTree.parse(tmp_path / "s.svg")

@@ -1,4 +1,4 @@
-"""Throughput: rows up to where memory ends, tables that merge, days, and a picture."""
+"""Throughput: rows until memory is exhausted, merged tables, days, and a plot."""
 
 import dataclasses
 import doctest
@@ -71,7 +71,7 @@ def test_tables_of_several_machines_are_merged(tmp_path: Path) -> None:
     other.write_text(json.dumps(to_json([row("cpu", 1, 7, "b"), row("cpu", 4, 8, "a")])))
     found = merged([other], [row("cpu", 4, 9, "a")])
     speeds = {(one.machine, one.batch_size): one.images_per_s for one in found}
-    assert speeds == {("b", 1): 7, ("a", 4): 9}  # what was measured now counts
+    assert speeds == {("b", 1): 7, ("a", 4): 9}  # the new measurement wins
     assert render_throughput(found, 1000, 1)[0].startswith("machine")
     other.write_text("{}")
     with pytest.raises(ConfigError, match="is no table of paceline bench throughput"):

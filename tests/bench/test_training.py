@@ -1,4 +1,4 @@
-"""Gradient noise: exact where it is known, and what a batch size is worth on a real task."""
+"""Gradient noise of known size, and the effect of the batch size on a real task."""
 
 import doctest
 import json

@@ -1,4 +1,4 @@
-"""One way of running a model: what it says of itself, without a process of its own."""
+"""One way of running a model, timed without a separate process."""
 
 import pytest
 
@@ -13,4 +13,4 @@ def test_way_computes_the_output_of_the_model_and_is_timed(name: str) -> None:
     assert 0 < float(str(built["first_call_s"])) <= float(str(built["settled_s"]))
     assert float(str(way.block(2)["seconds"])) > 0
     found = way.finish()
-    assert set(found) == {"peak_bytes", "other_batches_s"}  # only torch.compile counts its graphs
+    assert set(found) == {"peak_bytes", "other_batches_s"}  # only torch.compile counts graphs
