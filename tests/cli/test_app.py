@@ -1,4 +1,4 @@
-"""The command line: its help, its errors, its exit codes, its JSON."""
+"""The command line: help, errors, exit codes and JSON."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from paceline.trace import Trace
 
 
 class Launched:
-    """Stands for the launcher: what it was asked to run."""
+    """A stand-in for the launcher that records what it was asked to run."""
 
     def __init__(self, folder: Path) -> None:
         self.program: Program | None = None
@@ -57,7 +57,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def paceline(launched: Launched, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command line; its exit code, standard output and standard error."""
+    """Run the command line; return exit code, standard output and standard error."""
 
     def run(*tokens: str) -> tuple[int, str, str]:
         code = command.run(list(tokens))

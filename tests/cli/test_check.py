@@ -1,4 +1,4 @@
-"""``paceline launch --check``: a diff on standard output, all else beside it, and exit codes."""
+"""``paceline launch --check``: a diff on standard output, notes on standard error, exit codes."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``paceline compare``: in virtual time, live, cut short, and what it refuses."""
+"""``paceline compare``: simulated, live, interrupted and refused."""
 
 import json
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def test_simulated_protocols_meet_the_same_stragglers(say: Say, tmp_path: Path) 
             assert Path(run["run_dir"]) == Path("here") / folder / f"seed-{seed}"
             summary = summarize(tmp_path / run["run_dir"])
             assert run["updates"] == summary.updates == 40
-            assert run["test_loss"] is not None  # its end is evaluated, though no epoch is over
+            assert run["test_loss"] is not None  # the end is evaluated, though no epoch is complete
     for name in by_name:
         assert f"\n{name} " in out
 
@@ -54,13 +54,13 @@ def test_epoch_can_be_evaluated_several_times(say: Say) -> None:
         (coarse,), (finer,) = one["runs"], other["runs"]
         assert len(coarse["errors"]) == 2
         assert len(finer["errors"]) == 1 + 8
-        assert finer["errors"][0]["t"] == 0.0  # what nothing was learned of yet
+        assert finer["errors"][0]["t"] == 0.0  # before any training
         assert all(point in finer["errors"] for point in coarse["errors"])
-        assert finer["training_loss"] == coarse["training_loss"]  # looking changes nothing
+        assert finer["training_loss"] == coarse["training_loss"]  # evaluating changes nothing
 
 
 def test_settings_file_of_train_and_launch_is_ignored(say: Say, tmp_path: Path) -> None:
-    """Half of it would count: the flags beside it have defaults of their own."""
+    """Only half of it would apply: the flags of compare have defaults of their own."""
     (tmp_path / "paceline.toml").write_text("epochs = 1\nlr = 1e-6\nworkers = 8\n")
     line = "--workers 3 --delay exp:10ms --updates 9 --json"
     _, out, _ = say(f"compare quadratic --protocols async --simulated --run-dir one {line}")
@@ -122,7 +122,7 @@ def test_failed_run_is_reported_and_the_others_continue(
     assert code == 0
     assert "async failed: the gradient is not finite\n" in out
     assert "\nfull-sync " in out
-    assert say(f"{VIRTUAL}2 --protocols async --updates 9")[0] == 1  # nothing came of any
+    assert say(f"{VIRTUAL}2 --protocols async --updates 9")[0] == 1  # no run succeeded
 
 
 @pytest.mark.parametrize("error", [ConfigError("not carried"), LinkError("full")])
@@ -134,7 +134,7 @@ def test_finished_runs_are_kept_when_a_later_one_is_refused(
     assert code == 0
     assert "async failed: " in out
     assert "\nfull-sync " in out
-    if isinstance(error, ConfigError):  # of the first it is the user's own error
+    if isinstance(error, ConfigError):  # in the first run it is the user's error
         code, _, err = say(f"{VIRTUAL}2 --protocols async,full-sync --updates 9")
         assert (code, err.splitlines()[-1]) == (2, f"error: {error}")
 
@@ -175,7 +175,7 @@ def test_invalid_options_are_refused_before_anything_starts(
 
 
 def test_number_of_workers_is_required(say: Say) -> None:
-    """With one, which was the default, most protocols are the same."""
+    """With one worker, formerly the default, most protocols are the same."""
     code, out, err = say("compare quadratic --protocols full-sync,async")
     assert (code, out) == (2, "")
     assert "--workers" in err

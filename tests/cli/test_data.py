@@ -1,4 +1,4 @@
-"""``paceline data``: lists and fetches, and speaks JSON when asked."""
+"""``paceline data``: lists and fetches data sets, with JSON on request."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from paceline.data.catalogue import CATALOGUE
 
 @pytest.fixture(autouse=True)
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing is here but what ships, and no program is either."""
+    """A machine with only the data that ships with the package, and no programs."""
     monkeypatch.setenv("PACELINE_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -30,7 +30,7 @@ def _model(tmp_path: Path) -> None:
 
 @pytest.fixture
 def nobody_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not measured by processes beside needs none: each takes seconds to begin."""
+    """Skip the neighbour processes where a test does not need them: each takes seconds to start."""
     monkeypatch.setattr(split_costs, "neighbours", lambda *_: nullcontext())
 
 
@@ -108,7 +108,7 @@ def test_invalid_options_get_a_short_error_without_measuring(
     assert (code, out) == (2, "")
     assert message in err
     assert "measuring" not in err or flags in ("-n 6", "-n 2 --memory 1KiB")
-    assert time.monotonic() - start_s < 2.0  # nothing was measured, nor anybody begun
+    assert time.monotonic() - start_s < 2.0  # nothing was measured and no process was started
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``paceline plan``: a profile, forecasts, a race, an advice; and what it refuses."""
+"""``paceline plan``: profile, forecasts, race, advice and refusals."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""``paceline replay`` as it is used: after a run, with a number, with JSON, with what is wrong."""
+"""``paceline replay``: after a run, up to a version, with JSON, and with errors."""
 
 import json
 from collections.abc import Callable

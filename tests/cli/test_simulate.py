@@ -1,4 +1,4 @@
-"""``paceline simulate``: what it says, its JSON, its errors; and a trace that the report reads."""
+"""``paceline simulate``: text, JSON, errors, and a trace that the report reads."""
 
 import json
 import subprocess
@@ -75,7 +75,7 @@ def test_report_reads_the_trace_of_a_simulation(say: Say, tmp_path: Path) -> Non
 
 
 def test_simulation_draws_from_the_times_of_a_run(say: Say) -> None:
-    """A run of two workers, the second four times as slow; then of two others like them."""
+    """A run of two workers, the second four times as slow; then a simulation of two like them."""
     once = "--workers 2 --protocol async --delay 10ms --slow 1=4x --updates 400"
     say(f"simulate {once} --run-dir measured")
     again = "--workers 2 --protocol full-sync --like measured --updates 60 --json"
@@ -215,7 +215,7 @@ def test_batched_refuses_local_steps(say: Say, tmp_path: Path) -> None:
 
 
 def test_diverging_run_still_has_a_report(say: Say) -> None:
-    """Its last evaluation is not a number."""
+    """Its last evaluation is nan."""
     line = "simulate quadratic --workers 2 --delay exp:5ms --updates 20 --lr 100 --nonfinite skip"
     code, out, err = say(f"{line} --json")
     assert (code, err) == (0, "")

@@ -1,4 +1,4 @@
-"""What peers' users type is understood or answered, and the script's words are left alone."""
+"""Flags of other launchers are translated or refused; arguments of the script stay."""
 
 import ast
 import inspect
@@ -14,7 +14,7 @@ from paceline.config import NAMES, flag_of, help_of
 from paceline.errors import ConfigError
 
 FRAGMENTS = {"Of", "That", "They", "From", "For", "Instead:", "There,", "On", "n,", "n:", "cpu,"}
-"""What a text begins with that only makes sense behind the name of its flag."""
+"""First words of a help text that only makes sense after the name of its flag."""
 
 
 def helps() -> Iterator[tuple[str, str]]:
@@ -48,7 +48,7 @@ def test_other_launchers_flag_is_translated(given: list[str], ours: list[str]) -
 
 def test_help_of_each_flag_is_a_complete_sentence() -> None:
     found = list(helps())
-    assert len(found) > 150  # fails where this test no longer finds them
+    assert len(found) > 150  # fails if this test no longer finds them
     fragments = [one for one in found if one[1].split()[0] in FRAGMENTS]
     assert fragments == []
 
