@@ -1,4 +1,4 @@
-"""The collective that is chosen is the fastest, and another takes over where it is said to."""
+"""The chosen collective is the fastest, and the choice changes at the stated crossovers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a schedule takes in virtual time is what its formula says, where the formula holds."""
+"""The virtual time of a schedule equals its formula, where the formula holds."""
 
 import math
 from dataclasses import replace
@@ -19,7 +19,7 @@ WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 16, 17)
 
 
 def even_size(member: Collective, operation: Operation) -> int:
-    """Bytes that all its chunks divide without a rest."""
+    """A number of bytes that divides into chunks without a remainder."""
     return 1000 * math.lcm(member.num_ranks, member.num_chunks(operation))
 
 
@@ -58,7 +58,7 @@ def test_double_tree_with_many_segments_nears_the_bandwidth_bound() -> None:
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8, 16])
 def test_double_tree_cuts_small_buffers_into_few_segments(num_ranks: int) -> None:
-    """In 16 segments each it took 16 times as many rounds, of next to nothing."""
+    """With 16 segments it took 16 times as many rounds of almost no bytes."""
 
     def took_s(text: str, size: int) -> float:
         member = parse(text, num_ranks)
@@ -93,7 +93,7 @@ def test_late_rank_finishes_by_the_formula_after_its_arrival(num_ranks: int) -> 
 
 
 def test_bidirectional_ring_uses_both_links_of_a_circle() -> None:
-    """Its formula with two links: half of the ring's bytes through each, in half of the rounds."""
+    """The formula with two links: half of the ring's bytes through each, in half the rounds."""
     for num_ranks in (4, 5, 8):
         size = 1000 * num_ranks
         topology = circle(num_ranks, latency_s=LINK.latency_s, bytes_per_s=1 / LINK.s_per_byte)
@@ -133,12 +133,12 @@ def test_ring_rank_sends_2_times_p_minus_1_over_p_of_the_buffer(num_ranks: int) 
 
 
 def test_transfers_share_the_bandwidth_of_a_link() -> None:
-    """Four ranks of a host to four of another at once, through one link: four times as long."""
+    """Four ranks of a host send to four of another through one link: four times as long."""
     topology = hosts(2, 4, inner_bytes_per_s=1e9, outer_bytes_per_s=1e9)
     link = LinkCost(latency_s=0.0, s_per_byte=1e-9)
     member = parse("halving-doubling", 8)
     alone_s = cost_between_equals(member, Operation.ALL_REDUCE, 8000, link).seconds
-    # The last round of the reduce-scatter, and the first of the all-gather, go between hosts.
+    # The last round of the reduce-scatter and the first of the all-gather cross hosts.
     shared_s = cost_on(topology, member, Operation.ALL_REDUCE, 8000).seconds
     assert shared_s - alone_s == pytest.approx(2 * 3 * 1000 / 1e9)
 

@@ -1,4 +1,4 @@
-"""Crossings of straight lines are where the lines cross."""
+"""Crossings of straight lines are found where the lines cross."""
 
 import pytest
 
@@ -8,7 +8,7 @@ SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
 
 
 def line(fixed_s: float, s_per_byte: float) -> dict[int, list[float]]:
-    """Three blocks, of which one was disturbed."""
+    """Three blocks, one of them disturbed."""
     return {
         size: [noise * (fixed_s + size * s_per_byte) for noise in (1, 1.5, 1)] for size in SIZES
     }
@@ -29,7 +29,7 @@ def test_crossing_is_found_with_its_predicted_size() -> None:
     (one,) = found(times, {"tree": (100e-6, 4e-9), "ring": (300e-6, 1e-9)})
     assert (one.below, one.above) == ("tree", "ring")
     assert one.predicted_bytes == pytest.approx(200e-6 / 3e-9, rel=0.05)
-    assert one.measured_bytes == pytest.approx(200e-6 / 3e-9, rel=0.3)  # four sizes, drawn between
+    assert one.measured_bytes == pytest.approx(200e-6 / 3e-9, rel=0.3)  # four sizes, interpolated
     assert one.is_near
 
 
@@ -52,7 +52,7 @@ def test_crossing_must_be_clear_at_both_ends() -> None:
 
 
 def test_single_deviating_block_makes_no_crossing() -> None:
-    """Of two that send the same messages one is always faster in the middle."""
+    """Of two collectives with equal messages, one always has the faster median."""
     one, other = line(100e-6, 4e-9), line(300e-6, 1e-9)
     one[SIZES[0]][2] = 400e-6
     assert found({"one": one, "other": other}, {"one": (1e-4, 4e-9), "other": (3e-4, 1e-9)}) == []

@@ -1,4 +1,4 @@
-"""Rounds of processes that share cores: what was measured comes back, and the rest lies between."""
+"""Rounds of processes that share cores: measured times are returned, others interpolated."""
 
 import doctest
 import json
@@ -20,7 +20,7 @@ def curve(fixed_s: float, s_per_byte: float) -> Curve:
 
 
 def cost(num_ranks: int, num_cores: int) -> HostCost:
-    """A machine whose messages take 20 us of a core, and 1 ns a byte, at each of their ends."""
+    """A machine whose messages take 20 us of a core and 1 ns per byte at each end."""
     many = num_ranks - 1
     seconds = {
         "alone": (40e-6, 2e-9),
@@ -55,7 +55,7 @@ def test_each_kind_of_round_takes_its_measured_time(num_ranks: int, action: Acti
 
 
 def test_fewest_messages_win_with_more_processes_than_cores() -> None:
-    """A ring of 8 on 2 cores has 112 messages, of which two can be at work; a tree has 14."""
+    """A ring of 8 on 2 cores has 112 messages, of which two can run at once; a tree has 14."""
 
     def takes(found: HostCost, name: str, size: int) -> float:
         return found.seconds(parse(name, 8), ALL_REDUCE, size)
@@ -84,7 +84,7 @@ def test_host_cost_survives_a_round_trip_through_json() -> None:
     again = HostCost.read(json.loads(json.dumps(found.write())))
     assert again == found
     of_before = found.write()
-    del of_before["beside_s"]  # written when nobody measured it
+    del of_before["beside_s"]  # written before this was measured
     assert not HostCost.read(json.loads(json.dumps(of_before))).beside_s
     assert again.native_reduce_s(15) == pytest.approx(1.5e-4)
 

@@ -1,4 +1,4 @@
-"""Every collective, every number of ranks: it ends with what its operation promises."""
+"""Every collective with every number of ranks gives the result of its operation."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ WORLDS = range(1, 18)
 
 
 def numbers_for(name: str, num_ranks: int) -> list[str]:
-    """How a member may be written for so many ranks: with every number that fits."""
+    """Every valid spelling of a collective for this number of ranks."""
     argument = COLLECTIVES[name].argument
     if argument is None:
         return [name]
@@ -33,7 +33,7 @@ def fitting(num_ranks: int) -> Iterator[Collective]:
             try:
                 yield parse(text, num_ranks)
             except ConfigError:
-                continue  # what does not fit is refused by name: test_parse.py
+                continue  # invalid spellings are refused by name: test_parse.py
 
 
 CASES = [
@@ -47,7 +47,7 @@ def members(name: str, num_ranks: int) -> list[Collective]:
 
 
 def operations(member: Collective) -> Iterator[tuple[Operation, int]]:
-    """What it can do with so many ranks, and with which roots."""
+    """The operations it supports with this number of ranks, and their roots."""
     for operation in member.operations:
         try:
             member.check(operation)
@@ -59,7 +59,7 @@ def operations(member: Collective) -> Iterator[tuple[Operation, int]]:
 
 @pytest.mark.parametrize(("name", "num_ranks"), CASES)
 def test_every_rank_ends_with_each_contribution_once(name: str, num_ranks: int) -> None:
-    """On sets of contributors: so it holds for all numbers. Ports are looked at, too."""
+    """Computed on sets of contributors, so it holds for all values. Ports are checked, too."""
     found = members(name, num_ranks)
     assert found, "no spelling of it fits so many ranks"
     for member in found:
@@ -81,7 +81,7 @@ def test_sums_are_right_for_any_number_of_elements(name: str, num_ranks: int) ->
 
 @pytest.mark.parametrize(("name", "num_ranks"), CASES)
 def test_all_ranks_end_with_the_same_bits(name: str, num_ranks: int) -> None:
-    """Also where another order of the same sum gives other bits, as here."""
+    """Even where another order of the sum would give other bits, as here."""
     member = members(name, num_ranks)[-1]
     random = Random(num_ranks)
     begun = [
@@ -126,7 +126,7 @@ def test_every_operation_gives_the_result_of_the_table(data: st.DataObject) -> N
 
 @pytest.mark.parametrize("num_ranks", range(2, 18))
 def test_ring_moves_the_fewest_possible_bytes(num_ranks: int) -> None:
-    """2 (P - 1) / P of the buffer by each rank, which is 2 (P - 1) of P chunks."""
+    """2 (P - 1) / P of the buffer per rank, which is 2 (P - 1) of P chunks."""
     for name in ("ring", "bidirectional-ring"):
         member = parse(name, num_ranks)
         sent = prove(member, Operation.ALL_REDUCE).chunks_sent
@@ -162,12 +162,12 @@ def test_late_rank_takes_part_in_half_the_rounds_of_a_ring(num_ranks: int) -> No
         rounds = list(parse(f"straggler-aware:{late}", num_ranks).rounds(Operation.ALL_REDUCE))
         with_it = [one for one in rounds if any(late in (t.source, t.destination) for t in one)]
         assert len(with_it) == num_ranks + log2 - 2
-        assert rounds[-len(with_it) :] == with_it  # nothing that it takes part in comes earlier
+        assert rounds[-len(with_it) :] == with_it  # it takes part in no earlier round
         assert len(rounds) - len(with_it) == num_ranks - 2
 
 
 class Broken(Collective):
-    """Whatever rounds it is given."""
+    """A collective with any given rounds."""
 
     name = "broken"
     summary = ""
@@ -210,7 +210,7 @@ def test_wrong_schedule_is_detected(rounds: list[Round], said: str) -> None:
 def test_sending_a_chunk_the_source_lacks_is_detected() -> None:
     with pytest.raises(ProtocolError, match="rank 1 sends what it does not have"):
         prove(Broken(3, [(message(1, 0, copy=True),)]), Operation.BROADCAST)
-    # Here it would have it only at the end of the round.
+    # Here the source would have it only at the end of the round.
     together = (message(0, 1, copy=True), message(1, 2, copy=True))
     with pytest.raises(ProtocolError, match="sends what it does not have"):
         prove(Broken(3, [together]), Operation.BROADCAST)

@@ -1,4 +1,4 @@
-"""Ways, cuts and rings of a topology are what trying everything finds."""
+"""Paths, cuts and rings of a topology equal those found by brute force."""
 
 import itertools
 from collections import Counter
@@ -43,7 +43,7 @@ def uneven() -> Topology:
     return Topology(name="uneven", num_ranks=5, num_switches=1, links=tuple(links))
 
 
-# Ways.
+# Paths.
 
 
 def test_path_has_the_fewest_links_and_among_those_the_widest() -> None:
@@ -113,11 +113,11 @@ def test_bound_of_a_flat_topology_is_the_time_of_a_ring(num_ranks: int) -> None:
 
 
 def test_bound_is_the_worst_cut_computed_by_hand() -> None:
-    """Two hosts of two: either a rank's port, or a host's link to the other."""
+    """Two hosts of two: the bound is a rank's port or the link between the hosts."""
     for inner, outer in ((4e9, 1e9), (1e9, 4e9), (3e9, 2e9)):
         topology = hosts(2, 2, inner_bytes_per_s=inner, outer_bytes_per_s=outer)
-        # Out of one rank its quarter, out of all but one three quarters into its port, out of a
-        # host the half.
+        # A quarter leaves each rank, three quarters enter its port from the others, and half
+        # leaves a host.
         expected = max(0.25 / inner, 0.75 / inner, 0.5 / outer)
         gather = least_s_per_byte(topology, Operation.ALL_GATHER)
         assert gather.s_per_byte == pytest.approx(expected)
@@ -158,7 +158,7 @@ def test_topology_with_too_many_vertices_has_no_bound() -> None:
 
 
 def loads_of_all_rings(topology: Topology) -> np.ndarray:
-    """How often each ring, rows, crosses each link, columns: nothing is left out."""
+    """How often each ring (rows) crosses each link (columns), for all rings."""
     rows = []
     for order in itertools.permutations(range(1, topology.num_ranks)):
         row = [0.0] * len(topology.links)
@@ -170,13 +170,13 @@ def loads_of_all_rings(topology: Topology) -> np.ndarray:
 
 
 def best_by_brute_force(topology: Topology, most: int) -> float:
-    """Bytes a second of the best one or two rings, each pair tried."""
+    """Bytes per second of the best one or two rings, found by trying each pair."""
     widths = np.array([link.bytes_per_s for link in topology.links])
     loads = loads_of_all_rings(topology)
     with np.errstate(divide="ignore"):
         best = float((widths / loads).min(axis=1).max())
         if most > 1:
-            unique = np.unique(loads, axis=0)  # rings of the same load are the same here
+            unique = np.unique(loads, axis=0)  # rings of equal load are equivalent here
             for number, load in enumerate(unique):
                 together = (widths / (unique[number:] + load)).min(axis=1).max()
                 best = max(best, 2 * float(together))
@@ -225,7 +225,7 @@ def test_two_simultaneous_rings_are_the_best_by_brute_force(topology: Topology) 
 
 
 def test_dgx_has_six_rings_that_use_every_nvlink() -> None:
-    """As many as NVLinks leave a GPU, which no set of rings without PCIe can exceed."""
+    """One for each NVLink of a GPU, which no set of rings without PCIe can exceed."""
     found = find_rings(dgx(), most=6)
     assert len(found.rings) == 6
     assert found.each_bytes_per_s == 25e9
