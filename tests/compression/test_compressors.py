@@ -1,4 +1,4 @@
-"""What holds of every compressor of the table, whoever it is."""
+"""Properties of every compressor of the table."""
 
 import math
 
@@ -15,7 +15,7 @@ MATRICES = (
     Matrix(start=1264, rows=7, columns=100, number=2),
     Matrix(start=1968, rows=3, columns=2, number=3),
 )
-"""The last one would not become smaller; 1200 to 1264 and from 1974 on are no matrix."""
+"""The last one cannot be made smaller; 1200 to 1264 and from 1974 on are no matrix."""
 
 
 def members_of(
@@ -34,7 +34,7 @@ def members_of(
 def test_sent_values_and_residuals_sum_to_the_input(
     name: str, num_members: int, size: int, dtype: torch.dtype
 ) -> None:
-    """Each update; a member without a mini-batch sends its residual all the same."""
+    """In each update; a member without a mini-batch still sends its residual."""
     torch.manual_seed(0)
     members = members_of(name, num_members, size, dtype)
     for update in range(8):
@@ -109,7 +109,7 @@ def test_zeros_stay_zeros_and_do_not_stop_later_updates(name: str) -> None:
     torch.manual_seed(2)
     same = torch.randn(SIZE)
     total = torch.zeros(SIZE)
-    for _ in range(150):  # of a gradient that stays, the mean of all that came is that gradient
+    for _ in range(150):  # the mean of all updates of a constant gradient is that gradient
         outs, _ = exchange(members, [same, same], [0.5, 0.5])
         total += outs[0]
         for one in members:

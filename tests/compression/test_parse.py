@@ -1,4 +1,4 @@
-"""A compressor's name on the command line: what is understood, and what is said where it is not."""
+"""The name of a compressor on the command line: accepted spellings and error messages."""
 
 import pytest
 
