@@ -1,4 +1,4 @@
-"""Parameters exchanged in fragments: a plain loop of PyTorch, on every path that carries them."""
+"""Parameters exchanged in fragments equal a plain PyTorch loop on every supported path."""
 
 import sys
 from dataclasses import replace
@@ -27,12 +27,12 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 MOMENTUM = replace(WITH_BATCH_NORM, batch_size=13, learning_rate=0.02)
 FINE = replace(TASK, batch_size=5, learning_rate=0.05)
-"""Twelve batches an epoch; the last of two workers' updates is short."""
+"""Twelve batches per epoch; the last update of two workers is short."""
 ADAMW = replace(with_optimizer(torch.optim.AdamW, 0.01), batch_size=12)
 
 
 class Poisoned(Tied):
-    """Its outputs are huge where a first input is large, which two samples have."""
+    """Its outputs are huge where the first input is large, as in two samples."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = super().forward(inputs)
@@ -40,7 +40,7 @@ class Poisoned(Tied):
 
 
 class Overflowing(torch.optim.SGD):
-    """A step that is not finite, of a gradient that is: one that is not is left out before it."""
+    """A step that is not finite from a finite gradient; other gradients are dropped earlier."""
 
     def step(self, closure: Any = None) -> None:
         super().step(closure)
@@ -78,7 +78,7 @@ def test_live_fragments_equal_the_plain_loop(tmp_path: Path, way: str, workers: 
 
 @pytest.mark.parametrize("way", ["through the store", "between peers"])
 def test_killed_worker_loses_only_unexchanged_steps(tmp_path: Path, way: str) -> None:
-    """Its mini-batches are others'; who joins in its place begins with the global copy."""
+    """Others compute its mini-batches; its replacement starts from the global copy."""
     task, outer = replace(FINE, epochs=6, learning_rate=0.01), "nesterov:0.7,0.9"
     run = _train(
         task, tmp_path, 3, protocol="local-sgd:4", outer=outer, delay=("20ms",),
@@ -92,7 +92,7 @@ def test_killed_worker_loses_only_unexchanged_steps(tmp_path: Path, way: str) ->
 
 @pytest.mark.parametrize("way", WAYS)
 def test_one_fragment_equals_plain_local_sgd_bitwise(tmp_path: Path, way: str) -> None:
-    """But where pushes are added up as they come."""
+    """Except where pushes are summed in the order of arrival."""
     plain, run = (
         _train(FINE, tmp_path / text, 2, protocol=f"local-sgd:2{text}", fragments=1, **WAYS[way])
         for text in ("", "+fragments:1")
@@ -102,7 +102,7 @@ def test_one_fragment_equals_plain_local_sgd_bitwise(tmp_path: Path, way: str) -
 
 @pytest.mark.parametrize("way", WAYS)
 def test_nonfinite_update_resets_workers_to_the_global_copy(tmp_path: Path, way: str) -> None:
-    """What is not finite lies in every parameter of who made the step."""
+    """Every parameter of the worker that made the step is not finite."""
     task = replace(FINE, model=Poisoned, optimizer=lambda held, rate: Overflowing(held, lr=rate))
     run = _train(task, tmp_path, 2, nonfinite="skip", **WAYS[way])
     skipped = {one.ticket.version for one in run.pushes if not one.is_finite}
@@ -130,7 +130,7 @@ OVERLAPS = {
 def test_overlapped_fragments_equal_the_plain_loop(
     tmp_path: Path, way: str, protocol: str, workers: int
 ) -> None:
-    """Half of its own, half of what came; the next difference is held against what came."""
+    """Half its own and half the received values; the next difference is to the received ones."""
     task, outer = replace(FINE, batch_size=4), "nesterov:0.7,0.9"
     run = _train(task, tmp_path, workers, 1, protocol=protocol, outer=outer, **WAYS[way])
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
@@ -142,7 +142,7 @@ def test_overlapped_fragments_equal_the_plain_loop(
 
 @pytest.mark.parametrize("protocol", ["local-sgd:4+fragments:2", "local-sgd:4+fragments:2,1"])
 def test_compressed_fragments_stay_near_uncompressed_ones(tmp_path: Path, protocol: str) -> None:
-    """int4 with error feedback, of each fragment its own: near the whole ones, and not them."""
+    """int4 with error feedback per fragment: close to the uncompressed ones, but not equal."""
     outer = "nesterov:0.7,0.9"
     way: dict[str, Any] = {"protocol": protocol, "outer": outer, **WAYS["all-reduce"]}
     run = _train(FINE, tmp_path, 2, 1, compress="int4", **way)

@@ -33,7 +33,7 @@ def test_full_sync_equals_one_process_with_the_whole_batch(
 
 @pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:1"])
 def test_all_reduce_equals_one_process_with_the_whole_batch(tmp_path: Path, protocol: str) -> None:
-    """The path of one accelerator a worker, here between CPUs over gloo."""
+    """The path used with one accelerator per worker, here between CPUs over gloo."""
     run = train(TASK, tmp_path, workers=2, protocol=protocol, path="collective")
     assert differ(run.state, plain_loop(TASK)) < CLOSE
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
@@ -43,7 +43,7 @@ def test_all_reduce_equals_one_process_with_the_whole_batch(tmp_path: Path, prot
 def test_unequal_mini_batches_and_a_short_last_batch_are_weighted_by_samples(
     tmp_path: Path, where: dict[str, str]
 ) -> None:
-    """61 samples in batches of 13 by three: 5, 4 and 4; what is left is 3, 3 and 3."""
+    """61 samples in batches of 13 for three workers: 5, 4 and 4; the last batch is 3, 3 and 3."""
     task = replace(TASK, data=functools.partial(samples, 61), batch_size=13)
     run = train(task, tmp_path, workers=3, protocol="full-sync", **where)
     assert differ(run.state, plain_loop(task)) < CLOSE
@@ -86,7 +86,7 @@ def test_local_sgd_with_one_step_equals_full_sync(
 
 
 def test_ssp_without_slack_equals_full_sync_at_p_times_the_rate(tmp_path: Path) -> None:
-    """Inline, where nobody pulls later than it was released: live runs may see newer versions."""
+    """Inline, where a worker pulls as soon as it is released: live runs may see newer versions."""
     task = replace(PLAIN_SGD, learning_rate=0.1, batch_size=BATCH_SIZE // 3)
     run = train(task, tmp_path, workers=3, protocol="stale-synchronous:0", engine="inline")
     assert [one.ticket.version for one in run.pushes] == [i // 3 * 3 for i in range(30)]
@@ -94,7 +94,7 @@ def test_ssp_without_slack_equals_full_sync_at_p_times_the_rate(tmp_path: Path) 
 
 
 def test_equivalences_can_fail() -> None:
-    """Another order of the samples, or another rate, gives other parameters."""
+    """Another sample order or learning rate gives other parameters."""
     right = plain_loop(TASK)
     assert differ(right, plain_loop(TASK, lr=0.29)) > 100 * CLOSE
     assert differ(right, plain_loop(TASK, batch_size=20)) > 100 * CLOSE

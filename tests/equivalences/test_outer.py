@@ -1,8 +1,8 @@
-"""DiLoCo and its kin are a plain loop of PyTorch, on every path that carries them.
+"""DiLoCo and its variants equal a plain PyTorch loop on every supported path.
 
-The loop is written here from the paper: H steps of each worker's own optimizer, the mean of what
-they took off the parameters, the outer step with momentum by its formula. From a run's trace it
-takes whose mini-batches were whose.
+The loop follows the paper: H steps of each worker's own optimizer, the mean of their parameter
+changes, and the outer step with momentum. The trace of a run says which worker had which
+mini-batch.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ NESTEROV = "nesterov:0.7,0.9"
 
 @dataclass(frozen=True)
 class Outer:
-    """The outer step of one run, by its formula."""
+    """The outer step of one run, computed by its formula."""
 
     lr: float
     momentum: float = 0.0
@@ -108,7 +108,7 @@ def test_live_outer_optimizer_equals_the_plain_loop(tmp_path: Path, way: str, wo
 
 @pytest.mark.parametrize("way", WAYS)
 def test_outer_sgd_of_rate_1_equals_plain_averaging(tmp_path: Path, way: str) -> None:
-    """In every bit, but where pushes are added up as they come."""
+    """Bitwise, except where pushes are summed in the order of arrival."""
     plain, run = (
         _train(tmp_path / outer.partition(":")[0], 2, outer, **WAYS[way])
         for outer in ("none", "sgd:1.0")
@@ -118,7 +118,7 @@ def test_outer_sgd_of_rate_1_equals_plain_averaging(tmp_path: Path, way: str) ->
 
 @pytest.mark.parametrize("way", ["through the store", "between peers"])
 def test_killed_worker_loses_no_outer_momentum(tmp_path: Path, way: str) -> None:
-    """What it had begun is done by another; who joins in its place has the newest version."""
+    """Another worker does the work it had started; its replacement gets the newest version."""
     task = replace(_task(), epochs=6)
     run = train(
         task, tmp_path, workers=3, protocol="local-sgd:2", outer=NESTEROV, delay=("20ms",),
@@ -131,7 +131,7 @@ def test_killed_worker_loses_no_outer_momentum(tmp_path: Path, way: str) -> None
 
 
 def test_compressed_differences_stay_near_uncompressed_ones(tmp_path: Path) -> None:
-    """int8 with error feedback: near the whole ones, and not them."""
+    """int8 with error feedback: close to the uncompressed ones, but not equal."""
     run = _train(tmp_path, 2, NESTEROV, compress="int8", **WAYS["all-reduce"])
     expected = diloco(_task(), run.records, 2, OUTERS[NESTEROV])
     assert EXACT < differ(run.state, expected) < 5e-3
@@ -142,7 +142,7 @@ def test_compressed_differences_stay_near_uncompressed_ones(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("way", WAYS)
 def test_post_local_sgd_starts_as_full_sync(tmp_path: Path, way: str) -> None:
-    """With momentum, decay and two groups; later ones are local-sgd's."""
+    """With momentum, decay and two groups; later updates are those of local-sgd."""
     settings = {"workers": 3, "protocol": "post-local-sgd:5,3", **WAYS[way]}
     first = train(TASK, tmp_path / "first", updates=5, **settings)
     assert differ(first.state, plain_loop(replace(TASK, epochs=1))) < EXACT

@@ -1,4 +1,4 @@
-"""A plain loop that draws its orders and seeds its steps as a run does is that run, to the bit."""
+"""A plain loop with the sample orders and step seeds of a run equals that run bitwise."""
 
 import random
 from pathlib import Path
@@ -19,7 +19,7 @@ SIZE, EPOCHS, SEED = 8, 3, 4
 
 
 class Augmented(Dataset[Any]):
-    """Samples that are made under the random state of their mini-batch."""
+    """Samples augmented under the random state of their mini-batch."""
 
     def __init__(self) -> None:
         self.inputs = torch.randn(30, 4, generator=torch.Generator().manual_seed(2))
@@ -33,7 +33,7 @@ class Augmented(Dataset[Any]):
 
 
 class Backwards:
-    """Batches of the script's own."""
+    """Batches made by the script."""
 
     def __iter__(self) -> Any:
         return iter([[29, 28, 27], list(range(27))[::-1]])
@@ -45,7 +45,7 @@ class Backwards:
 def make(which: str) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
-    # torch's kernel of one pass, which runs take where nothing is said, rounds otherwise.
+    # torch's single-pass kernel, which runs use by default, rounds differently.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, foreach=False)
     options: dict[str, Any] = {"batch_size": SIZE, "shuffle": True}
     if which == "generator":

@@ -1,4 +1,4 @@
-"""Training in virtual time is the inline run of the same arrivals, bit for bit."""
+"""Simulated training equals the inline run with the same arrivals, bit for bit."""
 
 import math
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ PROTOCOLS = [
 
 
 class Arrivals:
-    """The pushes of a run, in their order."""
+    """The pushes of a run, in order."""
 
     def __init__(self, pushes: list[Pushed]) -> None:
         self.pushes = pushes
@@ -49,7 +49,7 @@ class Arrivals:
 def simulate(
     task: Task, folder: Path, protocol_text: str, conditions: Conditions, **options: Any
 ) -> tuple[State, TrainingWork]:
-    """Train in virtual time; the parameters at the end, and what trained them."""
+    """Train in virtual time; return the final parameters and the object that trained them."""
     protocol = parse(protocol_text, conditions.num_workers)
     work = TrainingWork(task, protocol, batch_size=task.batch_size, **options)
     ledger = Ledger(work.num_samples, task.batch_size, protocol.num_pushes)
@@ -187,7 +187,7 @@ def test_num_seats_depends_on_size_and_batching() -> None:
 
 
 class Poisoned(nn.Module):
-    """Its loss is not a number where the first input is large."""
+    """Its loss is nan where the first input is large."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class Drawing(SGD):
 
 
 def test_optimizer_that_draws_numbers_steps_right_after_its_push(tmp_path: Path) -> None:
-    """From the random state that the push left, so nobody else may be computed meanwhile."""
+    """From the random state after the push, so no other gradient may be computed in between."""
     task = replace(LAYERS, optimizer=lambda parameters, lr: Drawing(parameters, lr=lr))
     _, work = simulate(task, tmp_path, "full-sync", stragglers())
     assert work._gradients._free == [0]

@@ -1,10 +1,10 @@
-"""Under every staleness rule a run is its update equation, and inline, live and simulated agree.
+"""Under every staleness rule, inline, live and simulated runs follow the update equation.
 
     w_{j+1} = optimizer(w_j, sum_l (m_l / m) s_l g(w_{tau(l,j)}, xi_l))
     inverse     s_l = 1 / (j - tau(l,j) + 1)
     distance:C  s_l = min(C / ||w_j - w_{tau(l,j)}||^2, eta_max) / eta_max
 
-The reference takes who pushed what, and when, from the trace, and neither weights nor scales.
+The reference takes the pushes and their order from the trace, but no weights or scales.
 """
 
 from pathlib import Path
@@ -100,7 +100,7 @@ def worlds(num_workers: int, seed: int) -> Conditions:
 def test_any_order_of_arrivals_follows_the_update_equation(
     tmp_path: Path, task: Task, protocol: str, rule: str, num_workers: int, seed: int
 ) -> None:
-    """Batch norm is computed one push at a time, the other in rows."""
+    """The task with batch norm is computed push by push, the other in rows."""
     state, records = simulated(task, tmp_path, protocol, rule, worlds(num_workers, seed))
     expected, scales = equation(task, records, rule)
     assert differ(state, expected) < CLOSE
@@ -168,7 +168,7 @@ def scaled_of(run: Run) -> list[tuple[object, float]]:
 
 
 class _Arrivals:
-    """The pushes of a run, in their order."""
+    """The pushes of a run, in order."""
 
     def __init__(self, pushes: list[Pushed]) -> None:
         self.pushes = pushes

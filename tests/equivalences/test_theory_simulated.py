@@ -1,7 +1,7 @@
-"""Simulation is theory: every closed form, over a grid of P and K.
+"""Simulation matches theory: every closed form, over a grid of P and K.
 
-Within four standard errors, because some hundred cases are tried. The long runs, of 20,000 updates
-and within three, are in bench/simulator.py.
+Within four standard errors, because about a hundred cases are tested. The runs of 20,000
+updates, within three, are in bench/simulator.py.
 """
 
 import math
@@ -20,7 +20,7 @@ from paper.bounds import fresh_share
 
 WORKERS = (1, 2, 8, 20, 100)
 DELAYS = ("exp:1s", "1s+exp:1s", "pareto:3,1s", "lognormal:0.5,1s", "weibull:1.5,1s", "list:1s,2s")
-NUM_PUSHES = 6_000  # of each case, so that all of them take a few seconds
+NUM_PUSHES = 6_000  # per case, so that all of them take a few seconds
 SEED = 3
 RANKED = [
     name
@@ -53,11 +53,11 @@ def test_simulated_update_time_matches_theory(name: str, delay: str) -> None:
             if expected_s is None:
                 continue
             counts = simulate(text, num_workers, delay)
-            # The first updates of an asynchronous run come before its steady pace: at most one
+            # The first updates of an asynchronous run precede its steady state: at most one
             # step of each worker is missing, which is a share of 1 / (updates an own step).
             first = conditions.mean_step_s(0) / counts.times_s[-1] if "async" in text else 0.0
             off_s = abs(counts.mean_update_s() - expected_s)
-            # A list may have an end that no run of this length ever sees: 1e-5 is for it.
+            # A run of this length may never draw the last value of a list, hence 1e-5.
             allowed_s = 4 * counts.error_update_s() + (first + 1e-5) * expected_s
             assert off_s <= allowed_s, (text, num_workers, counts.mean_update_s(), expected_s)
             num_held += 1

@@ -1,8 +1,8 @@
-"""Every protocol computes its update equation, live and inline alike.
+"""Every protocol follows its update equation, live and inline.
 
-A run of real processes, with one slow worker and random delays, is held against the update
-equation after the arrival order of its trace, with the exact stale parameters; and against an
-inline run that hears the same pushes in the same order. One test a protocol: a live run is dear.
+A run of real processes, with one slow worker and random delays, is compared to the update
+equation in the arrival order of its trace, with the exact stale parameters; and to an inline run
+that gets the same pushes in the same order. One test per protocol, because live runs are slow.
 """
 
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_live_run_follows_the_update_equation_and_equals_inline(
 
 @pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:1", "local-sgd:3"])
 def test_peers_follow_the_update_equation(tmp_path: Path, protocol: str) -> None:
-    """With batch norm: buffers are averaged by samples, counters take the maximum."""
+    """With batch norm: buffers are averaged by samples, counters are the maximum."""
     run = train(
         WITH_BATCH_NORM, tmp_path, workers=2, protocol=protocol, path="peers", slow=("1=2x",)
     )
@@ -67,7 +67,7 @@ def test_inline_run_follows_the_update_equation(tmp_path: Path, protocol: str) -
 def test_inline_and_peers_make_the_same_decisions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What peers do without asking anybody is what the coordinator would have said."""
+    """Peers decide without a coordinator exactly as the coordinator would."""
     peers = train(TASK, tmp_path / "peers", workers=2, protocol="full-sync", path="peers")
     with same_arrivals(peers, monkeypatch):
         inline = train(TASK, tmp_path / "inline", workers=2, protocol="full-sync", engine="inline")
