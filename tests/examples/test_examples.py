@@ -1,4 +1,4 @@
-"""The examples do what they say, small, as they lie there."""
+"""The examples run as documented, with small sizes."""
 
 import difflib
 from pathlib import Path
@@ -16,7 +16,7 @@ SMALL = ("--samples", "768", "--epochs", "1", "--batch-size", "64")
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty folder as the current one, and no setting in the environment."""
+    """An empty current folder, and no settings in the environment."""
     monkeypatch.chdir(tmp_path)
     for name in NAMES:
         monkeypatch.delenv(f"PACELINE_{name.upper()}", raising=False)
@@ -30,7 +30,7 @@ def code_of(name: str) -> list[str]:
 
 
 def run(name: str, *args: str) -> str:
-    """Run an example as python does; what it prints."""
+    """Run an example as python does; return what it prints."""
     done = forked.run([EXAMPLES / name, *args])
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
