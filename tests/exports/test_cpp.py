@@ -1,8 +1,8 @@
-"""The C++ program of the examples computes with a file what Python computes.
+"""The C++ program of the examples computes the same outputs from a file as Python.
 
 The slowest test of the suite, and the only one that compiles against torch's headers: about half a
-minute for them and half a minute for AOTInductor on an idle machine. It is a single test so that
-several pytest processes do not do it again.
+minute for them and half a minute for AOTInductor on an idle machine. It is a single test, so that
+parallel pytest processes do not repeat it.
 """
 
 import json
@@ -25,7 +25,7 @@ COMPILER = next((name for name in ("g++", "c++", "clang++") if shutil.which(name
 
 
 def build(program: Path) -> None:
-    """Build the example as its Makefile says."""
+    """Build the example as its Makefile does."""
     words = [f"PYTHON={sys.executable}", f"OUT={program}", f"CXX={COMPILER}", "CXXFLAGS=-O0"]
     done = subprocess.run(
         ["make", "-C", str(CPP), *words], capture_output=True, text=True, check=False
@@ -34,7 +34,7 @@ def build(program: Path) -> None:
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    """A program, with no Python to be found."""
+    """Run a program without Python on the path."""
     alone = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     return subprocess.run(words, capture_output=True, text=True, check=False, env=alone)
 
@@ -72,7 +72,7 @@ def test_cpp_program_prints_the_values_of_python(say: Say, tmp_path: Path) -> No
             assert done.returncode == 0, done.stderr
             got = numbers(done.stdout)
             assert got.shape == wanted.shape == (batch, 10)
-            # Of fresh weights outputs are small, so 1e-5 of the largest one and not of 1.
+            # Outputs of fresh weights are small, so the tolerance is 1e-5 of the largest one.
             assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
     short = run(str(program), files["aoti"], "images.raw", "8,1,28,28")

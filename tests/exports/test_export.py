@@ -1,4 +1,4 @@
-"""Files compute what their models compute, or are refused; the verb says why."""
+"""Exported files reproduce their models or are refused with a reason."""
 
 import importlib.util
 import json
@@ -30,7 +30,7 @@ def lacking(name: str) -> None:
 @pytest.mark.parametrize(
     ("task", "name"),
     [
-        # That of aoti takes long to write; test_cpp.py holds it to the same, and runs it.
+        # aoti is slow to write; test_cpp.py checks and runs it.
         *(("lenet", name) for name in FORMATS if name != "aoti"),
         ("mlp", "export"),
         ("resnet18", "torchscript"),
@@ -47,7 +47,7 @@ def test_every_format_reproduces_the_output_of_the_model(say: Say, name: str, ta
     assert found["num_bytes"] == Path(found["path"]).stat().st_size
     assert found["num_bytes"] > 0.9 * found["weights_bytes"]
     assert [one["batch"] for one in found["latencies"]] == [1, 7]
-    assert found["accuracy"] is None  # of fresh weights it says nothing
+    assert found["accuracy"] is None  # meaningless for fresh weights
 
 
 @pytest.mark.parametrize("name", ["torchscript", "torchscript-trace", "export"])

@@ -1,4 +1,4 @@
-"""A file is kept if it computes what the model computes; what went wrong is said in a line."""
+"""A file is kept if it reproduces the model; otherwise the reason is one line."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_file_with_different_output_is_deleted(
 
 
 class Masked(nn.Module):
-    """Some outputs are minus infinity, as masked scores are, and some are not numbers."""
+    """Some outputs are minus infinity, as masked scores are, and some are nan."""
 
     def forward(self, x: Tensor) -> Tensor:
         scores = x.masked_fill(x > 1.0, -torch.inf)

@@ -1,4 +1,4 @@
-"""Fewer bits: the bound on what rounding does, and files that are smaller by as much."""
+"""Reduced precision: the rounding bound, and the smaller files."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What goes into a model that is exported: the first samples of its task's data."""
+"""The inputs of an exported model are the first samples of its task's data."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,6 @@ def test_weights_of_a_compiled_model_are_loaded_into_its_module(tmp_path: Path) 
     made = _loaded("tiny", COMPILED.module(), lambda batch: (), path, COMPILED).model
     assert tensors_of(made).keys() == load_tensors(path).keys()
     assert all(one.equal(tensors_of(trained)[name]) for name, one in tensors_of(made).items())
-    assert type(made) is nn.Sequential  # of its layers, not of what a compiler makes of them
+    assert type(made) is nn.Sequential  # the module of the layers, not the compiled wrapper
     with pytest.raises(ConfigError, match=r"another model than other: 4\.weight is missing there"):
         _loaded("other", nn.Sequential(*made, nn.ReLU(), nn.Linear(1, 1)), lambda batch: (), path)
