@@ -1,4 +1,4 @@
-"""The subclass of transformers' Trainer trains as that does by itself and under its own DDP."""
+"""The Trainer subclass trains as the transformers Trainer alone and under its own DDP."""
 
 import runpy
 from pathlib import Path
@@ -18,7 +18,7 @@ SCRIPT = HERE / "hugging.py"
 ROOT = HERE.parents[1]
 NUM_SAMPLES, BATCH, EPOCHS = 48, 8, 3
 PRELOAD = ("transformers.trainer",)
-"""It takes longer to import than anything here takes to train."""
+"""Importing it takes longer than any training here."""
 
 
 def left_in(folder: Path) -> list[dict[str, Any]]:
@@ -47,7 +47,7 @@ def by_launch(folder: Path, protocol: str, workers: int) -> tuple[Run, list[dict
 
 @pytest.mark.timeout(300)
 def test_full_sync_equals_one_process_and_ddp(tmp_path: Path) -> None:
-    """Sums of float64 in another order: 1e-12 where the numbers are about 1."""
+    """float64 sums in another order: 1e-12 for values of about 1."""
     (plain,) = by_python(tmp_path / "plain", kind="plain", batch=BATCH)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     ddp = by_python(tmp_path / "ddp", *torchrun, kind="plain", batch=BATCH // 2)
@@ -84,5 +84,5 @@ def test_each_sample_counts_once_per_epoch(protocol: str, workers: int, tmp_path
 
 def test_docs_show_the_subclass_of_the_example_in_twenty_lines() -> None:
     text = runpy.run_path(str(SCRIPT), run_name="read")["subclass"]()
-    assert len(text.splitlines()) - 1 <= 20  # without the line that names the class
+    assert len(text.splitlines()) - 1 <= 20  # without the class line
     assert text in (ROOT / "docs" / "frameworks.md").read_text()

@@ -1,4 +1,4 @@
-"""A Trainer of Lightning's trains under any protocol, as it does by itself and under DDP."""
+"""A Lightning Trainer trains under any protocol as it does alone and under DDP."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ lightning = pytest.importorskip("lightning")
 SCRIPT = Path(__file__).parent / "lit.py"
 NUM_SAMPLES, BATCH = 48, 8
 PRELOAD = ("lightning",)
-"""It takes longer to import than anything here takes to train."""
+"""Importing it takes longer than any training here."""
 
 
 def say(folder: Path, **options: Any) -> tuple[str, str]:
@@ -34,7 +34,7 @@ def say(folder: Path, **options: Any) -> tuple[str, str]:
 
 
 def by_python(folder: Path, **options: Any) -> list[dict[str, Any]]:
-    """What each worker came to: the script begins them itself."""
+    """The result of each worker; the script starts the workers itself."""
     done = forked.run([SCRIPT, *say(folder, **options)], cwd=folder, preload=PRELOAD)
     assert done.returncode == 0, done.stdout + done.stderr
     return left_in(folder)
@@ -44,7 +44,7 @@ def by_launch(
     folder: Path, runs: str, num: int = 2, fault: tuple[str, ...] = (), **options: Any
 ) -> tuple[Run, list[dict[str, Any]]]:
     words = say(folder, **options)
-    # Without a delay a worker may be called off each time before it has logged anything.
+    # Without a delay a worker may be cancelled each time before it has logged anything.
     delay = ("exp:5ms",) if runs == "k-sync:1" else ()
     run = run_script(
         SCRIPT, folder, *words, workers=num, protocol=runs, fault=fault, delay=delay,
@@ -54,7 +54,7 @@ def by_launch(
 
 
 def test_worker_cancelled_every_time_ends_with_the_others(tmp_path: Path) -> None:
-    for number in range(3):  # most of them are such, in any epoch
+    for number in range(3):  # the case occurs in most runs
         folder = tmp_path / str(number)
         words = say(folder, epochs=3)
         run = run_script(SCRIPT, folder, *words, workers=2, protocol="k-sync:1", preload=PRELOAD)
@@ -96,12 +96,12 @@ def by_ddp(folder: Path, **options: Any) -> list[dict[str, Any]]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", WAYS)
 def test_full_sync_equals_one_process_and_ddp(way: str, tmp_path: Path) -> None:
-    """Sums of float64 in another order: 1e-12 where the numbers are about 1."""
+    """float64 sums in another order: 1e-12 for values of about 1."""
     options = WAYS[way]
     (alone,) = by_python(tmp_path / "alone", strategy="single", **options)
-    # That DDP is one process, too, is Lightning's own claim: one way shows that both read alike.
+    # That DDP equals one process is Lightning's own claim: one way shows that both agree.
     ddp = by_ddp(tmp_path / "ddp", **options) if way == next(iter(WAYS)) else []
-    if ddp:  # a script that begins its workers itself begins the process that forks them, too
+    if ddp:  # a script that starts its own workers also starts the fork server
         ours = by_python(
             tmp_path / "ours", workers=2, protocol="full-sync",
             settings={"run_dir": "run", "preload": PRELOAD}, **options,
@@ -119,12 +119,12 @@ def test_full_sync_equals_one_process_and_ddp(way: str, tmp_path: Path) -> None:
         for name in ("rate", "losses", "train_loss"):
             assert one[name] == pytest.approx(alone[name], abs=1e-12), name
         assert Path(one["best"]).name == Path(alone["best"]).name
-    for one in ours:  # DistributedDataParallel adds up what each rank has validated
+    for one in ours:  # DistributedDataParallel sums the validation of each rank
         assert one["sums"] == pytest.approx(alone["sums"], abs=1e-12)
 
 
 def test_mean_over_workers_is_weighted_by_samples() -> None:
-    """Lightning divides the mean of their sums by the mean of their numbers of samples."""
+    """Lightning divides the mean of the sums by the mean of the sample counts."""
     from paceline.lightning import PacelineStrategy
 
     sums = {51: 101.0, 1: 2.0}
@@ -154,7 +154,11 @@ def test_each_sample_counts_once_per_epoch(protocol: str, workers: int, tmp_path
         assert one["epoch"] == 3
         assert one["steps"] == sorted(one["steps"])
         assert one["rate"] == pytest.approx(0.1 * 0.9**3)
-        for name in ("losses", "best", "train_loss"):  # validated whole, and decided alike
+        for name in (
+            "losses",
+            "best",
+            "train_loss",
+        ):  # each validated all samples and decided the same
             assert one[name] == found[0][name]
         for name, value in one["state"].items():
             assert torch.equal(value, found[0]["state"][name])
@@ -165,19 +169,19 @@ def test_max_steps_limits_updates(tmp_path: Path) -> None:
     run, found = by_launch(tmp_path / "run", "async", epochs=-1, trainer={"max_steps": 9})
     assert run.summary.updates == 9
     assert [one["step"] for one in found] == [9, 9]
-    assert [len(one["losses"]) for one in found] == [2, 2]  # of the whole epoch, and at the end
+    assert [len(one["losses"]) for one in found] == [2, 2]  # after the whole epoch, and at the end
 
 
 @pytest.mark.timeout(300)
 def test_training_continues_without_the_main_worker(tmp_path: Path) -> None:
     fault = ("kill worker 0 at update 5",)
     run, found = by_launch(tmp_path / "run", "async", 3, fault, epochs=3)
-    assert run.left  # it has been killed
+    assert run.left  # it was killed
     assert_each_sample_once(run, NUM_SAMPLES, 3)
     assert [one["step"] for one in found] == [18, 18]
-    # all_gather: of those that are alive; who became the main worker has its rank.
+    # all_gather covers the living workers; the new main worker has the main worker's rank.
     assert [one["ranks"] for one in found] == [[0.0, 2.0]] * 2
-    assert Path(found[0]["best"]).is_file()  # of version 6 or later: who became the main saved it
+    assert Path(found[0]["best"]).is_file()  # of version 6 or later, saved by the new main worker
 
 
 def test_early_stopping_stops_all_workers(tmp_path: Path) -> None:
@@ -221,7 +225,7 @@ def test_script_error_is_reported_with_exit_code_1(tmp_path: Path) -> None:
     assert "never" in done.stderr
 
 
-# -- what is refused, before the first step --------------------------------------------------------
+# -- refusals before the first step ----------------------------------------------------------------
 
 
 class Plain(lightning.LightningModule):  # type: ignore[name-defined, misc]
@@ -351,7 +355,7 @@ def test_other_launchers_are_refused_with_the_command_to_use(
 ) -> None:
     from paceline.lightning import PacelineStrategy
 
-    for name in ("exchange", "pace"):  # whatever this process was before
+    for name in ("exchange", "pace"):  # as if this process had never connected
         monkeypatch.setattr(worker._here, name, None)
     for name, value in {
         "RANK": 1,

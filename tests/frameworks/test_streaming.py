@@ -1,4 +1,4 @@
-"""Streams of Hugging Face's ``datasets`` and loaders of torchdata: equal to plain PyTorch."""
+"""Streams of Hugging Face ``datasets`` and torchdata loaders equal plain PyTorch."""
 
 import json
 from collections import Counter
@@ -31,7 +31,7 @@ NUMBERS = Counter(range(2 * public_streams.SIZE // public_streams.BATCH_SIZE))
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    """Where what it needs is there."""
+    """Each kind whose package is installed."""
     name = str(request.param)
     pytest.importorskip(KINDS[name])
     if name != "torchdata":
@@ -54,7 +54,7 @@ def test_single_process_equals_plain_pytorch_bitwise(kind: str) -> None:
 
 
 def test_killed_workers_do_not_change_the_result(kind: str, tmp_path: Path) -> None:
-    """Of the one who reads, too."""
+    """Including the worker that reads the stream."""
     options: dict[str, Any] = {"kind": kind}
     with kills(tmp_path, 3, seed=2) as seats:
         run = run_script(
@@ -115,7 +115,7 @@ for epoch in pace.epochs(1):
 def test_state_of_a_shared_loader_is_refused(
     say: Say, tmp_path: Path, before: str, after: str, call: str
 ) -> None:
-    """One worker alone has it: it reads the loader itself."""
+    """A single worker supports it, because it reads the loader itself."""
     pytest.importorskip("torchdata")
     script = tmp_path / "train.py"
     script.write_text(STATES.format(before=before, after=after))
