@@ -1,4 +1,4 @@
-"""A model that is made and walked: what does not fit, what follows what, what wastes."""
+"""A model is built and walked: mismatches, chains and wasteful sizes."""
 
 import itertools
 
@@ -24,7 +24,7 @@ def linears(*sizes: int) -> list[nn.Module]:
 
 
 class Net(nn.Module):
-    """Every fault that a Sequential cannot have."""
+    """All faults that a Sequential cannot have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class AsksForNumbers(nn.Module):
 
 
 def test_mismatch_chain_and_sizes_of_the_first_program_are_found() -> None:
-    """Its features, its layers in a row, and its sizes, by module."""
+    """Its feature mismatch, linear chain and sizes, by module."""
     model = nn.Sequential(*linears(128, 64, 32, 16, 8, 4, 5))
     found = check(walk(model, 128, [InputShape((15,), torch.float32)]))
     mismatch, chain = found[:2]
@@ -100,7 +100,7 @@ def test_dropout_and_views_do_not_break_a_linear_chain() -> None:
 
 
 class Residual(nn.Module):
-    """As EDSR begins: two convolutions, and what the first gives is added behind them."""
+    """The start of EDSR: two convolutions, with the output of the first added after them."""
 
     def __init__(self, adds: bool) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Residual(nn.Module):
 
 
 class Attends(nn.Module):
-    """Queries and keys of one projection; and the features beside the scores."""
+    """Queries and keys of one projection; also returns the features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Attends(nn.Module):
 
 
 class Featured(nn.Module):
-    """Scores, and what they are made of; or with nothing but sizes asked between."""
+    """Scores with their features; or with only sizes read in between."""
 
     def __init__(self, returns: bool) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def test_layers_with_shared_inputs_form_no_linear_chain() -> None:
 
 
 def test_tensor_core_sizes_are_weighted_by_work() -> None:
-    """Ten classes behind a large layer are no waste that counts; a narrow hidden size is."""
+    """Ten classes after a large layer waste little; a narrow hidden size wastes much."""
     assert rules(nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 10)), 8, 1024) == (
         set()
     )

@@ -1,4 +1,4 @@
-"""The rules on scripts that were labelled by hand, and on those that are known to be right."""
+"""The rules on scripts labelled by hand, and on scripts known to be correct."""
 
 import importlib.util
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_every_suspicious_line_of_foreign_scripts_is_labelled(bench: ModuleType)
 
 
 MISSED_STILL = {("toxic_roberta.py", "no-mixed-precision")}
-"""What has a rule, and is not counted as found: notes are not."""
+"""Faults that have a rule but are not counted as found, because notes do not count."""
 
 
 def test_findings_in_foreign_scripts_match_their_labels(bench: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""What is said of a script as a whole: also of one that cannot be read, or is none."""
+"""The diagnosis of a whole script, including unreadable ones."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Fixes: what they change in a text, what is proved of them, and the file that they go into."""
+"""Fixes: their edits, their proof, and the file they are written to."""
 
 import ast
 import shutil
@@ -23,7 +23,7 @@ UNTOUCHED = {
     ("made-then-moved", "torch.randn(64, 16).to(device)"),
     ("best-not-copied", "best_model = model"),
 }
-"""Random numbers of another device are others; copying a model may want more than deepcopy."""
+"""Another device draws other random numbers; copying a model may need more than deepcopy."""
 
 
 @pytest.mark.parametrize("name", MENDING)
@@ -80,7 +80,7 @@ GIVEN = (
     ("\n    data,\n    batch_size=64", OWN, "\n"), ("\n    data,\n    batch_size=64", OWN, ",\n"),
     ("\n    data,  # all\n    batch_size=64", OWN, "\n"),
 )  # fmt: skip
-"""What a call has, what one argument more is written as behind it, and how the call ends."""
+"""The arguments of a call, how one more argument is written after them, and how the call ends."""
 
 
 @pytest.mark.parametrize(("given", "more", "end"), GIVEN)
@@ -136,7 +136,7 @@ ENDED = {
     "one of Windows": PLAIN.replace("import torch\n", "import torch\r\n", 1),
     "with a new page": PLAIN.replace("optimizer.step()", "optimizer.step()  # \x0c."),
 }  # fmt: skip
-"""A script whose line with synchronize() goes, by how its lines end."""
+"""A script from which the line with synchronize() is removed, by its line endings."""
 
 
 @pytest.mark.parametrize("before", ENDED.values(), ids=ENDED)

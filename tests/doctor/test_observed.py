@@ -1,4 +1,4 @@
-"""A script's steps under observation: what is said of it, and of one that cannot be observed."""
+"""The steps of a script under observation, and scripts that cannot be observed."""
 
 import os
 import re
@@ -44,13 +44,13 @@ from paceline.system.processors import num_cores
 from paceline.system.signals import SignalInterrupt
 
 SLEPT = (Path(__file__).parent / "slept.txt").read_text()
-"""What bench/doctor_prices.py measures, too."""
+"""Also measured by bench/doctor_prices.py."""
 HEAD, LOOP = re.split(r"(?m)(?=^for epoch)", SLEPT)
 
 
 @pytest.fixture(autouse=True)
 def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script's process is forked from one that has torch."""
+    """Fork the process of the script from one that has imported torch."""
 
     def begin(command: list[str], **given: Any) -> Forked:
         del given["stdin"], given["preexec_fn"]
@@ -105,7 +105,7 @@ def test_noise_is_not_reported_as_a_gain() -> None:
 def test_next_fix_is_bounded_by_the_step_with_earlier_fixes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The optimizer takes 1 ms of 50 ms, and of the 5 ms that a better loader leaves."""
+    """The optimizer takes 1 ms of 50 ms, and 1 ms of the 5 ms left by a better loader."""
     bounds: dict[str, float] = {}
 
     def knobs(
@@ -141,10 +141,10 @@ def test_next_fix_is_bounded_by_the_step_with_earlier_fixes(
 
 
 class Slow:
-    """A process whose steps take 100 s each, by a clock that is only looked at; then it waits.
+    """A process whose steps take 100 s each on a clock that advances when read; then it waits.
 
     Attributes:
-        now_s: its clock; file: what its child writes.
+        now_s: its clock; file: the file its child writes.
     """
 
     def __init__(self, file: Path, steps: int) -> None:
@@ -190,7 +190,7 @@ def test_observation_waits_for_any_number_of_slow_steps(
     slow = Slow(tmp_path / "found.json", steps)
     monkeypatch.setattr(launching, "time", slow)
     asked = ScriptRun(script=Path("train.py"), price_s=0.0)
-    assert launching._await(slow, asked, slow.file)  # type: ignore[arg-type]  # it stands for a process
+    assert launching._await(slow, asked, slow.file)  # type: ignore[arg-type]  # stands for a process
     assert slow.now_s == over_s
     found = launching._read(slow.file)
     assert said in launching._why_not(found, asked, True, None, tmp_path)
@@ -297,7 +297,7 @@ def test_terminating_the_doctor_ends_the_script(tmp_path: Path) -> None:
 
 
 def test_fixes_are_proved_on_the_script_applied_and_undone(tmp_path: Path) -> None:
-    """Dropout and shuffling are on: both versions draw the same numbers."""
+    """With dropout and shuffling: both versions draw the same numbers."""
     text = (
         HEAD.replace("nn.ReLU()", "nn.ReLU(), nn.Dropout()")
         + "total = 0.0\n"
@@ -391,7 +391,7 @@ def test_undo_restores_own_and_inherited_attributes() -> None:
 
 
 def test_no_part_of_a_step_is_negative() -> None:
-    """Where operations take longer than all of a step, what is left of it rounds to below zero."""
+    """If operations take longer than the whole step, the remainder rounds to below zero."""
     parts = {"forward": 0.1, "backward": 0.2, "optimizer": 0.1}
     seen = Observation(step_s=0.4, observed_s=0.4, parts=parts, num_steps=16, device="cpu")
     for number in range(1, 60):

@@ -1,4 +1,4 @@
-"""The three schematic programs of a lesson on tensor cores: every fault that was put into them."""
+"""The three schematic programs of a lesson on tensor cores, with all their planted faults."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ FAULTS = {
         (21, "output-size"), (21, "no-mixed-precision"),
     },
 }  # fmt: skip
-"""Program -> line and rule of each."""
+"""Program -> line and rule of each fault."""
 WORDS = {
     1: ("write 15 for 128", "128 is its number of samples", "says 3 classes", "outputs 5",
         "4 and 5 are not multiples of 8", "the 15 features of the data are not a multiple of 8"),
@@ -50,7 +50,7 @@ RIGHT = {
     3: ((7, "drop_last=True: every batch has the same size"), (10, "it takes the 3 features"),
         (11, "ReLU keeps"), (12, "64 and 128 are multiples of 8: tensor cores need no padding")),
 }  # fmt: skip
-"""Program -> line and words of what is right in it."""
+"""Program -> line and first words of each correct part."""
 
 
 @pytest.mark.parametrize("number", RIGHT)

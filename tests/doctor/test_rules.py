@@ -1,4 +1,4 @@
-"""Each rule is right on its own examples, and says what it must say about itself."""
+"""Each rule is right on its own examples and has complete texts."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_rule_names_are_unique_and_each_is_in_its_group() -> None:
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_rule_promises_no_speedup(rule: object) -> None:
-    """Nothing was measured, so no text promises a figure."""
+    """Nothing was measured, so no text states a figure."""
     from paceline.doctor.rule import ScriptRule
 
     assert isinstance(rule, ScriptRule)
