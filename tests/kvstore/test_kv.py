@@ -1,4 +1,4 @@
-"""What a user of a key-value store may rely on, within one process."""
+"""The guarantees of a key-value store within one process."""
 
 import gc
 import os
@@ -227,12 +227,12 @@ def test_invalid_descriptor_is_refused_and_not_leaked(
     path = tmp_path_factory.mktemp("kv") / "file"
     path.write_bytes(b"\0" * 8191)
     with path.open("r+b") as file:
-        gc.collect()  # what earlier tests have left would be gone at the end, and not be counted
+        gc.collect()  # descriptors left by earlier tests could be closed during this one
         before = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
         for fd in (file.fileno(), 999_999):
             with pytest.raises(ConfigError, match=f"descriptor {fd} is no shared memory"):
                 KVStore.attach(fd)
-        gc.collect()  # what the errors hold
+        gc.collect()  # descriptors held by the errors
         after = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
     assert len(after) == len(before)
 

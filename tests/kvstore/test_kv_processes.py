@@ -1,4 +1,4 @@
-"""A store between threads and processes: nothing is lost, torn or held up, whoever dies."""
+"""A store shared by threads and processes: nothing is lost, torn or blocked by a death."""
 
 import contextlib
 import multiprocessing
@@ -25,7 +25,7 @@ SMALL, LARGE = 100, 2**18
 """Elements of float64 values."""
 
 server = multiprocessing.get_context("forkserver")
-server.set_forkserver_preload(["torch", "paceline", "pushers"])  # once for all processes
+server.set_forkserver_preload(["torch", "paceline", "pushers"])  # imported once for all processes
 Start = Callable[..., multiprocessing.process.BaseProcess]
 
 
@@ -124,7 +124,7 @@ def test_any_process_may_add_keys(store: KVStore, start: Start) -> None:
 def test_pull_during_heavy_pushes_is_never_torn(
     store: KVStore, start: Start, monkeypatch: pytest.MonkeyPatch, numel: int, has_order: bool
 ) -> None:
-    """Also where the processor may show writes in another order, and a pull asks pushes to wait."""
+    """Also if the processor may reorder writes, and a pull asks pushes to wait."""
     monkeypatch.setattr(entries, "HAS_ORDER", has_order and entries.HAS_ORDER)
     store.init("w", zeros(numel))
     ours, theirs = server.Pipe()
@@ -276,7 +276,7 @@ def test_process_holding_a_shard_too_long_is_named(
 def test_directory_is_read_under_its_lock_without_write_ordering(
     store: KVStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There the count of its bytes may be seen before the bytes."""
+    """The count of bytes may be visible before the bytes."""
     monkeypatch.setattr(index, "HAS_ORDER", False)
     writer = store._entries.directory
     reader = index.Directory(store._entries.region, patience_s=0.05)
@@ -295,7 +295,7 @@ def test_directory_is_read_under_its_lock_without_write_ordering(
 def test_setting_the_clock_back_does_not_extend_a_wait(
     store: KVStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a time that was read before it was, a wait of 50 ms would end in an hour."""
+    """With a deadline from before the change, a wait of 50 ms would take an hour."""
     directory = index.Directory(store._entries.region, patience_s=0.05)
     before_s = time.time()
     monkeypatch.setattr(time, "time", lambda: before_s + 3600.0)

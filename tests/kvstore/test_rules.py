@@ -1,4 +1,4 @@
-"""What a push does: sum, assign, a function, an optimizer; also across processes."""
+"""The effect of a push: sum, assign, a function, an optimizer; also across processes."""
 
 import multiprocessing
 from collections.abc import Callable
@@ -109,7 +109,7 @@ def test_pushes_step_as_the_optimizer_alone(
 
 
 class Own(Optimizer):
-    """Of the user's: what a step does to a parameter and its state."""
+    """A custom optimizer: ``also`` is applied to each parameter and its state."""
 
     def __init__(self, parameters: Any, also: Callable[[Any, Any, Any], None]) -> None:
         self.also = also
@@ -157,7 +157,7 @@ def test_muon_accepts_matrices_and_refuses_other_shapes(store: KVStore) -> None:
 
 
 def test_optimizer_set_again_starts_with_fresh_state(store: KVStore) -> None:
-    """What it remembered belongs to versions from before the other updater's."""
+    """Its old state belongs to versions before those of the other updater."""
     store.init("w", torch.zeros(2))
     store.set_optimizer(torch.optim.SGD, lr=0.1, momentum=0.5)
     for _ in range(2):
