@@ -1,4 +1,4 @@
-"""Machines on which no accelerator can be used: each has its one cause and one command."""
+"""Machines without a usable accelerator: each gets one cause and one command."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The section of the file of ceilings that the probe writes: typed, and left out where it lies."""
+"""The section of the ceilings file that the probe writes: typed, and ignored if invalid."""
 
 from pathlib import Path
 

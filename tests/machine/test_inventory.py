@@ -1,4 +1,4 @@
-"""What a machine is, read from recorded files and outputs; and what is printed of it."""
+"""The inventory of a machine, read from recorded files and outputs, and its text."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ CPU = "/sys/devices/system/cpu"
 
 
 def core(number: int, package: int, core_id: int) -> dict[str, str]:
-    """One thread of a processor whose cores have two each, and an L3 for each socket."""
+    """One thread of a processor with two threads per core and one L3 per socket."""
     here = f"{CPU}/cpu{number}"
     twin = f"{number % 4},{number % 4 + 4}"
     socket = "0-1,4-5" if package == 0 else "2-3,6-7"
@@ -240,7 +240,7 @@ def answer_of(
     capsys: pytest.CaptureFixture[str],
     *words: str,
 ) -> tuple[int, str]:
-    """The command on a recorded machine."""
+    """The answer of the command on a recorded machine."""
     monkeypatch.setattr("paceline.machine.source.MachineSource", lambda: source)
     assert command.env is not None
     code = run(["env", *words])
