@@ -1,4 +1,4 @@
-"""The bounds at their borders, and against gradient descent on a parabola, where they are exact."""
+"""The bounds in limiting cases, and against gradient descent on a parabola."""
 
 import random
 

@@ -1,6 +1,6 @@
-"""The paper's figures: what stands for theory is theory, and each figure keeps the contract.
+"""The figures of the paper: theory values equal the closed forms; each keeps the contract.
 
-Sizes are small here, so whether simulations agree is not asked; `make paper` asks it.
+Sizes are small here, so agreement of simulations is not tested; `make paper` tests it.
 """
 
 import math
