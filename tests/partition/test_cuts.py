@@ -1,4 +1,4 @@
-"""The cut that is chosen, of several numbers of micro-batches."""
+"""The cut chosen from several numbers of micro-batches."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ def layers(seconds: float) -> WorkGraph:
 
 
 def of(graphs: dict[int, WorkGraph]) -> list[MicroBatches]:
-    """Numbers of micro-batches that are all of one size."""
+    """Numbers of equal micro-batches."""
     return [MicroBatches(num, graph) for num, graph in graphs.items()]
 
 
@@ -33,7 +33,7 @@ def test_number_of_micro_batches_with_the_shortest_step_is_chosen() -> None:
 
 
 def test_every_worker_gets_parameters() -> None:
-    """Three operations that take all the time, and have no parameters, behind two layers."""
+    """Two layers followed by three operations that take all the time but have no parameters."""
     graph = chain("abcde", seconds=[0.1, 0.1, 1.0, 1.0, 1.0], num_bytes=0, parameter_bytes=8)
     bare = [replace(one, parameter_bytes=0, num_layers=0) for one in graph.nodes[2:]]
     graph = replace(graph, nodes=(*graph.nodes[:2], *bare))
@@ -44,7 +44,7 @@ def test_every_worker_gets_parameters() -> None:
 
 
 def test_worker_may_get_no_parameters_if_memory_requires_it() -> None:
-    """Two layers that each fill a worker, and two operations without parameters behind them."""
+    """Two layers that each fill a worker, followed by two operations without parameters."""
     graph = chain("abcd", seconds=[1.0, 1.0, 0.1, 0.1], num_bytes=0, parameter_bytes=8)
     bare = [replace(one, parameter_bytes=0, num_layers=0) for one in graph.nodes[2:]]
     graph = replace(graph, nodes=(*graph.nodes[:2], *bare))
@@ -109,7 +109,7 @@ def test_end_micro_batches_stay_equal_if_small_ones_take_as_long() -> None:
 
 
 def test_gpipe_uses_equal_micro_batches() -> None:
-    """Its forward passes come first, where the second part would wait for the larger ones."""
+    """Its forward passes come first, so the second part would wait for the larger ones."""
 
     def graph_at(size: float) -> WorkGraph:
         return layers(2.0 * size)

@@ -1,4 +1,4 @@
-"""Graphs of work, and the cuts of them that are given."""
+"""Work graphs and given cuts of them."""
 
 import pytest
 

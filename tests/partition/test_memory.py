@@ -1,4 +1,4 @@
-"""What a worker holds, by name: what more workers and higher stages save."""
+"""The memory of a worker: savings by more workers and higher stages."""
 
 from paceline.partition.memory import copy_bytes, shard_bytes
 
@@ -12,12 +12,12 @@ def test_memory_of_a_copy_falls_with_workers_to_its_parameters() -> None:
 
 
 def test_single_worker_keeps_no_memory_for_exchanges() -> None:
-    """Parameters twice, a gradient, the optimizer's state, and a gradient under way."""
+    """Parameters twice, gradients, optimizer state, and one gradient in transit."""
     assert copy_bytes(SIZE, 1, 1, LARGEST) == 4 * SIZE + LARGEST
 
 
 def test_each_shard_stage_saves_what_it_divides() -> None:
-    """Gradients from the first to the second, parameters from there to the third."""
+    """Stage 2 divides the gradients, stage 3 the parameters."""
     first, second, third = (shard_bytes(stage, SIZE, 1, 2, 0) for stage in (1, 2, 3))
     assert (first - second, second - third) == (SIZE, SIZE)
     assert third == 3 * SIZE / 2

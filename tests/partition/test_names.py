@@ -1,4 +1,4 @@
-"""What ``--split`` says, for how many workers."""
+"""Names of ``--split`` and their numbers of workers."""
 
 import pytest
 

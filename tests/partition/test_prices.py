@@ -1,4 +1,4 @@
-"""Prices of all ways to split, and the advice."""
+"""Prices of all splits, and the advice."""
 
 import pytest
 
@@ -13,7 +13,7 @@ PARAMETERS = LAYERS * 1000
 
 
 def model_at(batch: float) -> WorkGraph:
-    """Eight equal layers, 3 s a sample in each."""
+    """Eight equal layers, 3 s per sample in each."""
     return chain(
         [f"l{i}" for i in range(LAYERS)], seconds=[3.0 * batch] * LAYERS,
         num_bytes=round(4 * batch), parameter_bytes=1000,
@@ -78,7 +78,7 @@ def test_bytes_and_memory_follow_the_formulas() -> None:
 
 
 def test_pipeline_is_priced_with_its_best_micro_batches() -> None:
-    """More of them fill the pipeline better, until their messages take longer than that saves."""
+    """More micro-batches fill the pipeline better, until messages cost more than that saves."""
     ways = {"micro_batches_each": (1, 2, 4)}
     alone_s = 3.0 * 16 * LAYERS
     alike = by_name(costs(2, has_fixed_rows=True, **ways))["network"]
@@ -93,7 +93,7 @@ def test_pipeline_is_priced_with_its_best_micro_batches() -> None:
 
 
 def test_memory_bound_work_is_no_faster_with_more_workers() -> None:
-    """Two that each step half of the parameters are no faster than one that steps them all."""
+    """Two workers that each step half of the parameters are no faster than one that steps all."""
     pipeline = Pipeline(workers=workers(2), micro_batches=4, update_s_per_byte=0.25)
     no_work = {"cores": 2, "alone_s": 0.0, "graph_at": lambda _: model_at(1e-9)}
     found = by_name(costs(2, pipeline=pipeline, **no_work))
@@ -109,7 +109,7 @@ def test_memory_time_is_shared_and_at_least_that_of_one_worker() -> None:
     assert shared.by_memory([3.0, 3.0]) == 6.0
     assert shared.by_memory([3.0, 1.0]) == 4.0
     assert shared.by_memory([3.0, 0.1]) == pytest.approx(1.25 * 3.0)
-    assert costs(2).by_memory([3.0, 1.0]) == 3.0  # each on a machine of its own
+    assert costs(2).by_memory([3.0, 1.0]) == 3.0  # on a machine each
 
 
 def test_shared_core_time_is_the_longest_worker_or_total_work() -> None:
@@ -120,7 +120,7 @@ def test_shared_core_time_is_the_longest_worker_or_total_work() -> None:
 
 
 def test_shards_exchange_each_unit_separately() -> None:
-    """Parameters forward and, of shard-3, backward, gradients once; and five meetings."""
+    """Parameters forward and, with shard-3, backward, gradients once; and five meetings."""
     taken = together(gather_s=lambda size: size, reduce_s=lambda size: 10 * size, meeting_s=0.5)
     units = {"exchanges": taken, "unit_bytes": (100, 300), "graph_at": lambda _: model_at(1e-9)}
     found = by_name(costs(2, **units))
@@ -132,8 +132,8 @@ def test_shards_exchange_each_unit_separately() -> None:
 
 
 def test_collective_operations_after_computing_cost_a_turn() -> None:
-    """The model's passes do, the first reduce, each unit's by shard-2, its parameters by shard-3,
-    and each sum over channels."""
+    """A turn is paid by the passes of the model, the first reduce, each unit with shard-2, its
+    parameters with shard-3, and each sum over channels."""
     pairs = (ChannelPair(nodes=(0, 1, 2), in_bytes=64, out_bytes=32),)
     few = {"unit_bytes": (100, 300), "pairs": pairs, "graph_at": lambda _: model_at(1e-9)}
     one, other = (by_name(costs(2, exchanges=together(turn_s=s), **few)) for s in (0.0, 1.0))
@@ -147,7 +147,7 @@ def test_collective_operations_after_computing_cost_a_turn() -> None:
 
 def test_newly_allocated_memory_costs_time_unless_kept() -> None:
     found = by_name(costs(2, fresh_s_per_byte=1.0, graph_at=lambda _: model_at(1e-9)))
-    assert found["data"].step_s == pytest.approx(0.0, abs=1e-6)  # its processes keep it
+    assert found["data"].step_s == pytest.approx(0.0, abs=1e-6)  # its processes keep the memory
     assert found["shard-1"].step_s == pytest.approx(PARAMETERS)  # all gradients
     assert found["shard-3"].step_s == pytest.approx(3 * PARAMETERS)  # and parameters, twice
 
@@ -158,12 +158,12 @@ def test_layer_pair_divides_its_work_and_sums_twice() -> None:
     taken = together(sum_s=lambda size, num: size * 0.001, gather_s=lambda size: size * 0.1)
     found = by_name(costs(2, pairs=pairs, link=link, exchanges=taken))["layer"]
     layer_s = 3.0 * 16
-    ends = 2 * 4 * 16  # inputs, and outputs' gradients, of which each has half
+    ends = 2 * 4 * 16  # inputs and gradients of outputs, half in each
     assert found.step_s == pytest.approx(5 * layer_s + 3 * layer_s / 2 + 96 * 0.001 + ends * 0.1)
     assert found.sent_bytes == 96 + ends / 2
     assert by_name(costs(2))["layer"].step_s is None
     moved = by_name(costs(2, pairs=pairs, exchanges=taken, moved_s_per_byte=1.0))["layer"]
-    held = 5000 + 3000 / 2  # whose gradients are moved and looked at; a bias is added to 32 bytes
+    held = 5000 + 3000 / 2  # gradients are moved and checked; a bias is added to 32 bytes
     assert moved.step_s - found.step_s == pytest.approx(3 * held + 2 * 32 + 2 * ends)
 
 
@@ -177,7 +177,7 @@ def test_small_model_is_advised_not_to_split() -> None:
 
 
 def test_processes_sharing_cores_gain_nothing() -> None:
-    """Four of one thread on two cores, where one alone has both of them."""
+    """Four single-threaded processes on two cores; one process alone uses both."""
     table = price_splits(costs(4, cores=2, alone_s=3.0 * 16 * LAYERS / 2))
     assert table.advised.name == "none"
     assert "4 processes share 2 cores" in table.reason

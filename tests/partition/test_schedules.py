@@ -1,4 +1,4 @@
-"""Pipeline schedules: complete, free of waiting for themselves, as long as their formulas."""
+"""Pipeline schedules are complete, free of deadlocks, and take the time of their formulas."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_every_stage_runs_each_micro_batch_forward_and_backward_once(
     assert len(actions) == len(wanted)
     assert {one[1:] for one in actions} == wanted
     assert all(one.stage % ranks == one.rank for one in actions)
-    run_schedule(actions, [StageTimes(1.0, 1.0)] * stages)  # does not wait for itself
+    run_schedule(actions, [StageTimes(1.0, 1.0)] * stages)  # no deadlock
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -83,7 +83,7 @@ def test_ranks_sharing_cores_take_the_time_of_the_total_work() -> None:
 
 
 def test_slowest_stage_sets_the_pace() -> None:
-    """What a cut is chosen by is what gpipe takes; 1f1b hides what lies behind the slowest."""
+    """gpipe takes the time that cuts are chosen by; 1f1b hides the stages after the slowest."""
     stages = [StageTimes(1.0, 1.0), StageTimes(2.0, 2.0), StageTimes(1.0, 1.0)]
     assert run_schedule(gpipe(3, 10), stages).seconds == pytest.approx(8.0 + 9 * 4.0)
     assert run_schedule(one_f_one_b(3, 10), stages).seconds == pytest.approx(10 * 4.0 + 2.0)
@@ -112,7 +112,7 @@ def test_gpipe_runs_the_stages_of_a_rank_one_after_another() -> None:
 
 
 def test_late_weight_gradients_are_computed_at_the_end() -> None:
-    """The last one has all gradients back first, while the first still waits for them."""
+    """The last rank finishes its backward passes first, while the first still waits."""
     stages = [StageTimes(1.0, 2.0, 4.0), StageTimes(1.0, 2.0, 4.0)]
     found = run_schedule(with_weights(one_f_one_b(2, 4)), stages)
     assert found.seconds == pytest.approx(1.0 + 4 * 3.0 + 2.0 + 4.0)

@@ -1,4 +1,4 @@
-"""The cut that is found is the best one."""
+"""The search finds the best cut."""
 
 import itertools
 import random
@@ -45,7 +45,7 @@ def test_found_cut_of_a_random_graph_is_optimal(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(100))
 def test_found_cut_with_parameters_in_every_part_is_optimal(seed: int) -> None:
-    """Half of all operations have no parameters, and would be a slow worker's part."""
+    """Half of the operations have no parameters and could be the part of a slow worker."""
     draw = random.Random(2000 + seed)
     num_parts = draw.choice([2, 3, 4])
     graph = random_graph(draw, draw.randrange(num_parts, 12))
@@ -60,7 +60,7 @@ def test_found_cut_with_parameters_in_every_part_is_optimal(seed: int) -> None:
 
 
 def test_random_graphs_cover_all_kinds() -> None:
-    """Else the test above would say less than it seems to."""
+    """Otherwise the test above would cover less than it seems to."""
     outcomes = set()
     for seed in range(200):
         draw = random.Random(seed)
@@ -80,7 +80,7 @@ def test_random_graphs_cover_all_kinds() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_contiguous_parts_cover_all_acyclic_partitions(seed: int) -> None:
-    """Every way to give nodes to parts without a circle between parts is one of a row."""
+    """Every assignment of nodes to parts without a cycle between parts is contiguous."""
     draw = random.Random(1000 + seed)
     graph = random_graph(draw, draw.randrange(3, 7))
     needs = graph.needs()
@@ -116,7 +116,7 @@ def test_contiguous_parts_cover_all_acyclic_partitions(seed: int) -> None:
 
 @pytest.mark.parametrize("slow", [(), (3,), (0, 5, 11)])
 def test_equal_workers_are_tried_in_one_order(slow: tuple[int, ...]) -> None:
-    """Twelve of them have 479 million."""
+    """Twelve workers have 479 million orders."""
     graph = chain("abcdefghijkl", seconds=[1.0 + i for i in range(12)], num_bytes=0)
     speeds = [0.5 if i in slow else 1.0 for i in range(12)]
     pipeline = Pipeline(workers=workers(12, speeds=speeds), micro_batches=4)
@@ -150,7 +150,7 @@ def test_slow_worker_gets_fewer_layers() -> None:
 
 
 def test_slow_worker_may_have_any_position() -> None:
-    """Only in the middle is a part that is short enough."""
+    """Only the middle part is short enough."""
     graph = chain("abc", seconds=[4.0, 1.0, 4.0], num_bytes=0)
     pipeline = Pipeline(workers=workers(3, speeds=(0.25, 1.0, 1.0)), micro_batches=4)
     assert [one.worker for one in find_placement(graph, pipeline).placement.parts][1] == 0
@@ -193,7 +193,7 @@ def test_more_parts_than_layers_are_refused() -> None:
 
 
 def test_hundred_blocks_are_cut_over_eight_workers() -> None:
-    """More borders than are all looked at: along the order, and not worse than even."""
+    """Too many borders to try all: those along the order, and no worse than the even cut."""
     draw = random.Random(7)
     nodes, edges = [], []
     for block in range(100):
