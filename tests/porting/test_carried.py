@@ -1,4 +1,4 @@
-"""Scripts in the usual shapes: with its diff applied each computes what it did, and is carried."""
+"""Scripts of the usual forms compute the same with their diff applied, and train in parallel."""
 
 import contextlib
 import io
@@ -41,13 +41,13 @@ SEEDED = {
         "    from itertools import count\n    for it in count():\n        seed(it)",
     ),
 }
-"""Loops that draw their batches: what is drawn follows from a turn's number."""
+"""Loops that draw their batches: the draws follow from the number of an iteration."""
 AHEAD = (
     ('X, Y = get_batch("train")  # the first one\n', ""),
     ('        X, Y = get_batch("train")\n        loss.backward()', "        loss.backward()"),
     ("        loss = nn.f", '        X, Y = get_batch("train")\n        loss = nn.f'),
 )
-"""What is drawn one turn ahead is drawn in its own."""
+"""A batch drawn one iteration ahead is drawn in its own."""
 ADDED = {
     "accumulated": 8,
     "by_index": 7,
@@ -76,14 +76,14 @@ ADDED = {
     "until_good": 6,
     "windows": 7,
 }
-"""Lines that are new or changed, ``if pace.is_main`` and a loader's ``.plain`` among them."""
+"""New or changed lines, including ``if pace.is_main`` and a loader's ``.plain``."""
 SAME_IN_PARTS = (
     "accumulated", "by_iterator", "clamped_critic", "closure", "cycled", "full_batch",
     "kept_number", "module_level", "next_batch", "own_closure", "streamed", "trainer_class",
     "turns_of_two",
     "two_modules", "two_optimizers", "windows",
 )  # fmt: skip
-"""Neither dropout nor batch norm nor draws: two workers compute what one does."""
+"""Neither dropout nor batch norm nor draws: two workers compute the same as one."""
 
 
 def ported(path: Path, folder: Path) -> tuple[Path, CheckResult]:
@@ -98,7 +98,7 @@ def ported(path: Path, folder: Path) -> tuple[Path, CheckResult]:
 
 
 def alone(script: Path, folder: Path) -> dict[str, Tensor]:
-    """What a script comes to by plain ``python``."""
+    """The result of a script under plain ``python``."""
     folder.mkdir(exist_ok=True)
     worker.start_context(None, Context())  # type: ignore[arg-type]
 
@@ -113,7 +113,7 @@ def alone(script: Path, folder: Path) -> dict[str, Tensor]:
 
 
 def twin(name: str, folder: Path) -> Path:
-    """The plain script, where it draws by itself seeded as a run does it."""
+    """The plain script; if it draws batches itself, seeded as in a run."""
     text = (HERE / "plain" / f"{name}.py").read_text()
     edits = [SEEDED[name]] if name in SEEDED else []
     for old, new in (*edits, *(AHEAD if name == "drawn_batches" else ())):
@@ -248,7 +248,7 @@ def test_diff_names_the_file_as_patch_expects(tmp_path: Path) -> None:
 
 def test_loss_summed_over_a_batch_is_noted() -> None:
     text = (HERE / "plain" / "functions.py").read_text()
-    assert judge(Source(text), "train.py").notes == ()  # the one in test() trains nobody
+    assert judge(Source(text), "train.py").notes == ()  # the sum in test() trains nothing
     summed = text.replace("nll_loss(output, target)", 'nll_loss(output, target, reduction="sum")')
     (note,) = judge(Source(summed), "train.py").notes
     assert note.startswith("train.py:30 sums the loss over a batch")
@@ -361,7 +361,7 @@ def test_unprepared_second_loader_is_named() -> None:
 
 
 def test_checkpoint_is_copied_by_the_worker_that_wrote_it() -> None:
-    """Another worker would copy a file that is not there yet, or a half of it."""
+    """Another worker would copy a missing or incomplete file."""
     saved = TWO_LOADERS.replace("import torch\n", "import shutil\n\nimport torch\n", 1)
     saved += (
         "    torch.save(model.state_dict(), 'last.pt')\n"

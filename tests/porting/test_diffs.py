@@ -1,4 +1,4 @@
-"""Lines that look like ones that are carried over, and are others: a diff leaves them right."""
+"""Code that looks like a ported pattern but is not: the diff stays correct."""
 
 from textwrap import dedent, indent
 
@@ -28,7 +28,7 @@ def judged(text: str) -> CheckResult:
 
 
 def lines_of(text: str) -> list[str]:
-    """What stands in the script with its diff, where it gets one."""
+    """The lines of the ported script."""
     found = judged(text)
     assert not found.reason
     return [one[1:] for one in found.diff.splitlines()[2:] if one[0] in " +"]
@@ -53,7 +53,7 @@ def test_batch_used_outside_its_iteration_stays(first: str, last: str) -> None:
 
 
 def test_batch_drawn_one_iteration_ahead_moves_into_its_own() -> None:
-    """A function may call its own as the script does."""
+    """A local variable of a function may have the same name."""
     text = f"{MODEL}x = draw()\ndef draw():\n    x = torch.randn(2, 4)\n    return x\n"
     found = lines_of(f"{text}for it in range(100):\n{TURN}    x = draw()\n")
     assert [one for one in found if "x = draw()" in one] == ["        x = draw()"]

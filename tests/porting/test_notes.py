@@ -1,4 +1,4 @@
-"""What is said beside a diff: of what a turn leaves to the next, and of where a loop is left."""
+"""Notes beside a diff: state carried between iterations, and exits from a loop."""
 
 import libcst as cst
 import pytest
@@ -47,7 +47,7 @@ def test_collection_cleared_at_the_end_of_an_iteration_is_noted(end: str) -> Non
         ("END", "if len(kept) > 30:\n        kept.clear()"),  # kept on purpose
         ("END", "pass"),
         ("END", "del kept[0]"),
-        ("    draw()", "    kept.clear()\n    draw()"),  # first thing in the turn
+        ("    draw()", "    kept.clear()\n    draw()"),  # first in the iteration
     ],
 )
 def test_collection_kept_or_cleared_earlier_is_not_noted(old: str, new: str) -> None:

@@ -1,4 +1,4 @@
-"""What every worker would write at the same time is named before the run, with the line."""
+"""Files that every worker would write are named with their line before the run."""
 
 import pytest
 

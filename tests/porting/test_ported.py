@@ -1,4 +1,4 @@
-"""Scripts for DistributedDataParallel in the usual shapes: with the diff applied they train."""
+"""DistributedDataParallel scripts of the usual forms train with their diff applied."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from paceline.porting.rewrite import port
 from runs import run_script
 
 SHAPES = Path(__file__).parent / "ddp"
-CARRIED = {  # and the number that each prints of an epoch: what it is, and whether it grows
+CARRIED = {  # and the number each prints per epoch, and whether it grows
     "trainer_class": ("loss", False),
     "trainer_torchrun": ("loss", False),
     "spawned_functions": ("accuracy", True),
@@ -21,7 +21,7 @@ CARRIED = {  # and the number that each prints of an epoch: what it is, and whet
     "several_networks": ("loss", False),
 }
 NEED_A_HAND = ("shared_loop",)
-"""One loop trains and tests."""
+"""A single loop trains and tests."""
 
 
 def text_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A script for DistributedDataParallel is told what it needs, as a diff that is right."""
+"""A script for DistributedDataParallel gets a correct diff."""
 
 import ast
 import subprocess
@@ -143,7 +143,7 @@ def test_message_is_one_sentence_and_the_diff() -> None:
     assert diff.startswith("--- train.py\n+++ train.py\n")
     assert '\n-    dist.init_process_group("gloo")\n' in diff
     assert "\n+pace = paceline.connect()\n" in diff
-    assert "There" not in diff  # nothing is left over
+    assert "There" not in diff  # nothing remains
 
 
 def test_loop_in_another_function_and_spawned_processes_are_followed() -> None:
@@ -260,13 +260,13 @@ def test_lightning_trainer_with_the_strategy_needs_no_change() -> None:
 
 
 def test_library_that_reads_ranks_gets_none() -> None:
-    """Else accelerate would make a process group of its own beside the run's workers."""
+    """Otherwise accelerate would make a process group of its own beside the workers of the run."""
     for text in ("import transformers\n", "from accelerate.utils import set_seed\n"):
         assert read(Source(text), "train.py").has_group
 
 
 def test_condition_on_the_machine_is_removed() -> None:
-    """With accelerators here the branch would be taken by each worker anew."""
+    """With accelerators each worker would take the branch."""
     text = BEFORE.replace(
         '    dist.init_process_group("gloo")\n',
         '    if torch.cuda.device_count() > 1:\n        dist.init_process_group("gloo")\n',

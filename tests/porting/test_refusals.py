@@ -1,4 +1,4 @@
-"""What no lines can carry is named with its line, and what to write instead; nothing is derived."""
+"""Unsupported code is named with its line and an alternative; no diff is derived."""
 
 from textwrap import indent
 
@@ -452,7 +452,7 @@ def test_accelerate_feature_without_counterpart_is_named(name: str) -> None:
 
 
 def test_accelerate_precision_and_accumulation_are_kept() -> None:
-    """Accelerate's backward divides the loss, also where nothing is accumulated."""
+    """Accelerate's backward divides the loss even without accumulation."""
     text = ACCELERATED.replace("Accelerator()", 'Accelerator(mixed_precision="bf16")')
     text = text.replace(
         "        loss = ", "        with accelerator.autocast():\n            loss = "
@@ -480,7 +480,7 @@ def test_zeroing_gradients_before_accumulation_is_refused() -> None:
 
 
 def test_each_module_raises_its_own_refusal() -> None:
-    """The sentences come from the module whose name says so."""
+    """Each message comes from the module for its subject."""
     tree = SourceTree(SCRIPT.replace("SGD", "SparseAdam"))
     with pytest.raises(CannotDerive, match="sparse gradients cannot be averaged"):
         refuse_anywhere(tree)

@@ -1,4 +1,4 @@
-"""What the number of a turn is used for: it says how far training is, or is computed with."""
+"""Uses of an iteration number: to report progress, or in a computation."""
 
 import libcst as cst
 import pytest
