@@ -1,4 +1,4 @@
-"""Advice from a profile that is taken now."""
+"""Advice from a new profile."""
 
 from pathlib import Path
 from types import SimpleNamespace

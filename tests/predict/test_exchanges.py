@@ -1,4 +1,4 @@
-"""What is done together is timed by what a run calls."""
+"""Collective operations are timed by the calls of a run."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ from threaded import in_threads
 def test_exchange_operations_are_timed_by_all_workers_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So a price follows what units do; more bytes take longer."""
+    """Prices follow the real calls of units; more bytes take longer."""
     called = dict.fromkeys(("gather", "reduce"), 0)
     for name in called:
         own: Callable[..., None] = getattr(ParameterUnit, name)
@@ -47,8 +47,8 @@ def test_more_workers_than_measured_take_longer() -> None:
                           curve, curve, curve)  # fmt: skip
     alike = _measured(found, 4, places=2)
     assert [alike.gather_s(50), alike.reduce_s(50), alike.sum_s(50, 4)] == [50.0] * 3
-    more = _measured(found, 8, places=2)  # twice as many for each core
+    more = _measured(found, 8, places=2)  # twice as many per core
     assert more.gather_s(50) == pytest.approx(2 * (7 / 8) / (3 / 4) * 50)
     assert (more.meeting_s, more.turn_s) == (2.0, 4.0)
-    pair = alike.sum_s(50, 2)  # of two of them, at the same time as the two others
+    pair = alike.sum_s(50, 2)  # two of them, at the same time as the two others
     assert pair == pytest.approx((1 / 2) / (3 / 4) * 50)

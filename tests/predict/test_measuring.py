@@ -1,4 +1,4 @@
-"""What a model takes at each batch: pieces on a line, scaled to the whole."""
+"""The time of a model at each batch size: pieces interpolated and scaled to the whole."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_pieces_sum_to_the_time_of_the_whole(monkeypatch: pytest.MonkeyPatch) ->
     traced, graph_at = pieces(one, 4, 32)
     taken = {2: 1.0, 4: 1.5, 8: 2.5, 32: 8.0}
     monkeypatch.setattr(one, "_update_s", taken.__getitem__)
-    scaled_at = one.as_one(graph_at, {1, 4, 8, 32})  # of one sample two are measured
+    scaled_at = one.as_one(graph_at, {1, 4, 8, 32})  # for one sample, two are measured
     assert [scaled_at(size).alone_s for size in (4, 6, 8, 20)] == pytest.approx([1.5, 2, 2.5, 5.25])
     assert one.alone_s(32) == 8.0
     assert len(traced.pieces) == 4
@@ -62,7 +62,7 @@ def test_slow_batch_is_extrapolated_linearly(monkeypatch: pytest.MonkeyPatch) ->
 def test_extrapolation_uses_larger_batches_than_two_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As of a large model, whose weights take all the time there; the next two lead on."""
+    """The weights of a large model take all the time there; the next two sizes extrapolate."""
     one, taken = made(), {1: 0.3, 2: 0.5, 4: 0.55, 8: 0.6, 16: 0.8, 32: 1.2, 64: 2.0}
     monkeypatch.setattr(one, "_once_s", taken.__getitem__)
     monkeypatch.setattr(one, "_update_s", taken.__getitem__)
@@ -71,7 +71,7 @@ def test_extrapolation_uses_larger_batches_than_two_samples(
     assert one.alone_s(64) == pytest.approx(2.0)
     assert one.as_one(graph_at, {8, 64})(8).alone_s == pytest.approx(0.6)
     monkeypatch.setattr(one, "_update_s", {8: 0.6, 16: 2.0}.__getitem__)
-    assert one.alone_s(64) == pytest.approx(8.0)  # no longer each than those did
+    assert one.alone_s(64) == pytest.approx(8.0)  # no longer per sample than those
 
 
 def test_model_that_takes_no_time_has_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:

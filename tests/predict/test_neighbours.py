@@ -1,4 +1,4 @@
-"""Processes beside what is measured: they compute meanwhile, answer messages, and end."""
+"""Processes beside the measured one compute meanwhile, answer messages, and end."""
 
 import errno
 import subprocess
@@ -14,7 +14,7 @@ from paceline.predict.neighbours import Neighbours, neighbours
 from paceline.predict.split_models import SplitQuestion
 
 _A_ROUND = 4
-"""Steps, of which the first does not count."""
+"""Steps per round, of which the first does not count."""
 
 
 def test_neighbours_compute_and_join_exchanges() -> None:
@@ -30,7 +30,7 @@ def test_neighbours_compute_and_join_exchanges() -> None:
             before_s = other.cpu_times().user
             while other.cpu_times().user - before_s < 0.05:
                 time.sleep(0.01)
-        assert beside.exchanges().meeting_s > 0.0  # it has come back from computing
+        assert beside.exchanges().meeting_s > 0.0  # it answers again after computing
     assert process.returncode == 0
 
 
@@ -105,11 +105,11 @@ def test_turn_cost_is_the_extra_time_beyond_the_free_cores() -> None:
     with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 1, 1) as beside:
         assert beside is not None
         found = beside.taking_turns(4, step, _A_ROUND - 1)
-    assert 2.0 < found < 3.5  # twice the cores' work in six times the time
+    assert 2.0 < found < 3.5  # twice the work of the cores in six times the time
     with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 2, 1) as beside:
         assert beside is not None
         assert beside.taking_turns(4, step, 3) == 1.0
-    assert len(rounds) == 2 * _A_ROUND  # nothing was measured where each has its own
+    assert len(rounds) == 2 * _A_ROUND  # nothing is measured if each has its own core
 
 
 def test_process_with_an_unread_request_ends_cleanly() -> None:

@@ -1,4 +1,4 @@
-"""What is predicted, asked of the modules themselves: forecasts, contests, races, advice."""
+"""Predictions from the modules themselves: forecasts, contests, races, advice."""
 
 import math
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ def test_rehearsal_writes_the_files_of_a_run(tmp_path: Path) -> None:
 
 
 class Evaluations(Unwatched):
-    """Of which epochs they were."""
+    """Records the epochs of evaluations."""
 
     def __init__(self) -> None:
         self.epochs: list[int] = []
@@ -62,7 +62,7 @@ class Evaluations(Unwatched):
 def test_epoch_with_a_short_last_batch_is_evaluated_as_requested(
     tmp_path: Path, evaluations: int, epochs: list[int]
 ) -> None:
-    """Of two there is one at the start, where nothing is learned."""
+    """With two there is also one at the start, before training."""
     asked = {"workers": 1, "protocol": "full-sync", "epochs": 3, "batch_size": 16}
     heard = Evaluations()
     rehearse(TASK, resolve(asked, env={}).settings, EACH_S, tmp_path / "run", heard, evaluations)
@@ -80,7 +80,7 @@ def test_contest_is_checked_before_it_starts() -> None:
 
 
 def test_protocol_waiting_for_a_straggler_loses_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over a lap of its own: after a longer one, as a quick machine makes, async diverges here."""
+    """With a fixed lap: after a longer one, as on a fast machine, async diverges here."""
     monkeypatch.setattr(race_module, "_first_lap_s", lambda field, share_s: 10.0)
     ranking = race(["full-sync", "async"], TRAINING, CONDITIONS, 0.2)
     assert [(one.protocol, one.rank) for one in ranking] == [("async", 1), ("full-sync", 2)]
@@ -108,7 +108,7 @@ def test_race_has_as_many_rounds_as_announced(
 
 
 def test_each_evaluation_is_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose updates take long is looked at less often: four times at one version smooth nothing."""
+    """Slow updates are evaluated less often: four evaluations of one version smooth nothing."""
     seen: list[int] = []
 
     def look(contender: Racer) -> float:

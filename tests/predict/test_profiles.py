@@ -1,4 +1,4 @@
-"""A profile: what a run ordered is taken out, what is left is what it cost."""
+"""A profile: requested delays are removed, the rest is the cost of the machine."""
 
 import random
 import statistics
@@ -29,10 +29,10 @@ def written(
     """The profile of a made-up run of two workers, the second twice as slow, both with a delay.
 
     Args:
-        missed: tickets of each worker that were called off between two pushes.
-        pause_s: the run evaluates for so long after its last push.
-        more: it begins another epoch then.
-        batch_size: samples that an update averages; 0: not recorded.
+        missed: cancelled tickets of each worker between two pushes.
+        pause_s: time the run evaluates after its last push.
+        more: whether another epoch begins then.
+        batch_size: samples averaged by an update; 0: not recorded.
     """
     trace = Trace(folder / FILE_NAME)
     trace.header(
@@ -47,7 +47,7 @@ def written(
     for number in range(40):
         for worker in range(2):
             ticket = Ticket(worker, number * (missed + 1), number)
-            for back in range(missed if number else 0, 0, -1):  # given, and called off
+            for back in range(missed if number else 0, 0, -1):  # granted and cancelled
                 delay.sample(draws[worker])
                 off = ticket._replace(serial=ticket.serial - back)
                 trace.order(Grant(off, (Lease(0, 0, 0, 4),)), t_s)
@@ -110,7 +110,7 @@ def test_steps_of_oversubscribed_workers_are_scaled_to_one_core(tmp_path: Path) 
 
 
 def threaded(folder: Path, workers: int, threads: int, device: str = "cpu") -> Profile:
-    """Of a run on 2 cores, 10 ms a step, all workers at the same time."""
+    """The profile of a run on 2 cores, 10 ms per step, all workers at the same time."""
     trace = Trace(folder / FILE_NAME)
     trace.header(
         task="made up", protocol="async", workers=workers, engine="local", path="store", seed=0,
@@ -153,7 +153,7 @@ def test_profile_of_too_few_steps_is_refused(tmp_path: Path) -> None:
     trace = Trace(tmp_path / FILE_NAME)
     trace.header(task="made up", protocol="async", workers=1, engine="local", path="store")
     trace.joined(0.0, 0, 0, 1)
-    for number in range(FEWEST_STEPS):  # the first two are no steady ones
+    for number in range(FEWEST_STEPS):  # the first two are not steady
         ticket, t_s = Ticket(0, number, number), 1.0 + number
         trace.order(Grant(ticket, (Lease(0, 0, 0, 4),)), t_s)
         trace.pushed(Pushed(ticket, 4, 1.0, True, t_s + 0.5), 0.1, 0.0, 0.0)
@@ -183,7 +183,7 @@ def test_world_like_a_run_keeps_its_stragglers_unless_overridden(tmp_path: Path)
 
 
 def test_forecast_notes_another_batch_size_than_the_run(tmp_path: Path) -> None:
-    """Two workers shared a batch of 8: four of them would have 2 each, and not 4."""
+    """Two workers shared a batch of 8: four would have 2 each, not 4."""
     written(tmp_path, batch_size=8)
     like = World(like=tmp_path)
     same, more = forecast("full-sync", 2, like, 40), forecast("full-sync", 4, like, 40)
@@ -213,10 +213,10 @@ def test_likely_range_widens_with_drift_of_computing_time(
     written(tmp_path)
     found = World(like=tmp_path, delay=("0ms",)).conditions(2)
     assert found.machine is not None
-    assert found.machine.drift.relative < 1e-3  # every made-up step is as long as the others
+    assert found.machine.drift.relative < 1e-3  # all made-up steps take the same time
 
     def width(drift: float, delay: str) -> float:
-        """Of what is likely, relative to what is predicted."""
+        """The width of the likely range relative to the prediction."""
         assert found.machine is not None
         then = replace(found, machine=replace(found.machine, drift=Drift(drift, 1.0)),
                        delays=(parse_delay(delay),) * 2)  # fmt: skip
@@ -228,7 +228,7 @@ def test_likely_range_widens_with_drift_of_computing_time(
         return (ends_s[1] - ends_s[0]) / counts.mean_update_s()
 
     assert width(0.0, "0ms") == pytest.approx(0.19, abs=0.01)
-    assert width(0.1, "0ms") == pytest.approx(0.45, abs=0.03)  # of a run of four stretches, all
+    assert width(0.1, "0ms") == pytest.approx(0.45, abs=0.03)  # all four stretches of the run
     assert width(0.1, "500ms") < 0.02
 
 

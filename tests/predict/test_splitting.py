@@ -1,4 +1,4 @@
-"""From a model to its cut and its table: measured here, small."""
+"""From a small model to its cut and its table, measured here."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ FLOATS = (InputShape((16,), torch.float32),)
 
 @pytest.fixture(autouse=True)
 def nobody_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each would begin processes; test_neighbours.py has them."""
+    """Start no neighbour processes; test_neighbours.py tests them."""
     monkeypatch.setattr(split_costs, "neighbours", lambda *_: nullcontext())
 
 
@@ -59,19 +59,19 @@ def question(name: str, num_workers: int, **changes: object) -> SplitQuestion:
 def test_small_model_is_cut_optimally_and_advised_not_to_split(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    far = LinkCost(latency_s=0.02, s_per_byte=0.0)  # a busy machine's layers do not reach that
+    far = LinkCost(latency_s=0.02, s_per_byte=0.0)  # more than the layers take on a busy machine
     monkeypatch.setattr(split_costs, "measure_loopback", lambda: far)
     report = partition(question("chain", 3))
     placement = report.found.placement
     assert sum(len(one.nodes) for one in placement.parts) == 6
     steps = {row.name: row.placement.step_s for row in report.rows}
     rows = {row.name: row for row in report.rows}
-    if rows["best"].step_s >= rows["of all cuts"].step_s:  # else it is better in virtual time
+    if rows["best"].step_s >= rows["of all cuts"].step_s:  # otherwise it is better in virtual time
         assert steps["best"] == pytest.approx(steps["of all cuts"], rel=1e-9)
     assert steps["best"] <= steps["even"] * (1 + 1e-9)
     assert report.is_exact
     assert report.verdict.startswith("do not split for speed")
-    # Which of the two with whole copies hangs on layers timed here; by given costs: test_prices.py.
+    # The choice between the two depends on timings here; test_prices.py has given costs.
     assert plan_splits(question("chain", 3)).table.advised.name in ("none", "data")
     json.dumps(report.to_json())
 
@@ -85,7 +85,7 @@ def test_text_names_parts_borders_and_other_cuts() -> None:
     for name in ("best", "even", "of all cuts", "none"):
         assert f"\n{name} " in text
     picture = draw_partition(report)
-    # ground, pieces, F and B of 4 in 2 parts; what each computes at the end, where that is anything
+    # background, pieces, F and B of 4 in 2 parts; and work at the end of a part, if any
     assert picture.count("<rect") - (1 + 6 + 2 * 2 * 4) in (0, 1, 2)
 
 
@@ -124,7 +124,7 @@ def test_batch_norm_is_named() -> None:
 def test_large_model_gets_the_table_and_a_split_as_advice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing is made of it but its shapes."""
+    """Only its shapes are made."""
     wide = (InputShape((7141,), torch.float32),)
     asked = question("huge", 4, inputs=wide)
     assert wants_splits(asked)
