@@ -1,4 +1,4 @@
-"""One job in several ways: what waits gains by all, and numbers that cannot be are named."""
+"""One job in several ways: waiting gains by all of them; invalid numbers are refused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What copies and layouts are worth, and where processor and device cross; counted or measured."""
+"""The value of copies and layouts, and where CPU and device cross; counted or measured."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_crossing_is_the_batch_from_which_the_device_is_faster() -> None:
     assert "T4: faster from batch 4" in text
     assert "slow: never faster at these batches" in text
     assert "x 1.25  faster" in text
-    assert "slower" not in text  # nothing is slower than itself
+    assert "slower" not in text  # the baseline is not slower than itself
     assert "counted" not in text
 
 

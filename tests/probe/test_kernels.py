@@ -1,4 +1,4 @@
-"""The compiled kernels: they measure what they say, and say why where they cannot."""
+"""The compiled kernels measure what they claim, or give the reason why they cannot."""
 
 import os
 import socket
@@ -102,7 +102,7 @@ def test_memory_measurement_exceeds_every_cache() -> None:
 
 
 def test_data_read_by_all_cores_exceeds_their_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight last caches of 32 MiB hold together what one of them does not."""
+    """Eight last-level caches of 32 MiB together hold more than one of them."""
     monkeypatch.setattr("paceline.probe.memory.available_bytes", lambda: 1 << 40)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 40))
     caches = (*CACHES, Cache(kind="L3", num_bytes=32 * MIB, count=8))

@@ -1,4 +1,4 @@
-"""A whole probe: what is kept, what is shown, what is said where something is missing."""
+"""A whole probe: figures that are kept, shown, or missing with a reason."""
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
@@ -100,7 +100,7 @@ def test_matrix_products_are_measured_in_every_format(monkeypatch: pytest.Monkey
 
 
 def test_device_figures_are_measured_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No accelerator is here: its code runs on the processor, where nothing can be pinned."""
+    """Without an accelerator the device code runs on the CPU, where nothing can be pinned."""
     for name in ("_BYTES", "_MEMORY_BYTES"):
         monkeypatch.setattr(f"paceline.probe.devices.{name}", 1 << 16)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)

@@ -1,4 +1,4 @@
-"""A model below the ceilings: operations and bytes as counted by hand, rates as they were kept."""
+"""A model below the ceilings: operations and bytes as counted by hand, rates from the probe."""
 
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_operations_and_bytes_are_counted_per_layer() -> None:
     net = subject(nn.Unflatten(1, (2, 3)), nn.Flatten(), shared, nn.ReLU(inplace=True), shared)
     found = measure_roofline(net, 4, CPU)
     layers = {one.name: one for one in found.layers}
-    assert list(layers) == ["0", "1", "2", "3"]  # a module that is used twice is one layer
+    assert list(layers) == ["0", "1", "2", "3"]  # a module used twice is one layer
     assert layers["0"].bound == layers["1"].bound == "nothing"
     assert layers["2"].operations == 2 * (2 * 4 * 6 * 6)
     assert layers["2"].num_bytes == 2 * 4 * (4 * 6 + 4 * 6 + 6 * 6)
@@ -44,7 +44,7 @@ def test_operations_and_bytes_are_counted_per_layer() -> None:
 
 
 class Attending(nn.Module):
-    """Attention in a module that uses another's weights, in a function, and a shared weight."""
+    """Attention with another module's weights, attention in a function, and a shared weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Attending(nn.Module):
 
 
 def test_work_outside_layers_has_its_own_row() -> None:
-    """With four rows of six: a projection is 2 * 4 * 6 * 6 operations, an attention 2 * 2 * 96."""
+    """With four rows of six a projection is 2 * 4 * 6 * 6 operations, an attention 2 * 2 * 96."""
     write_machine({"matmul_fp32_op_per_s": 1e11, "memory_read_bytes_per_s": 1e10})
     net = Subject(name="net", model=Attending(), inputs=lambda n: (torch.ones(n, 6),))
     was_enabled = torch.backends.mha.get_fastpath_enabled()
@@ -73,7 +73,7 @@ def test_work_outside_layers_has_its_own_row() -> None:
     assert layers["attention"].operations == 4 * project + attend
     assert layers["out"].operations == project
     assert layers[BETWEEN].operations == attend + project
-    assert layers[BETWEEN].num_bytes >= 4 * (4 * 6 + 6 * 6 + 4 * 6)  # of the last product alone
+    assert layers[BETWEEN].num_bytes >= 4 * (4 * 6 + 6 * 6 + 4 * 6)  # only of the last product
     assert 0 < layers[BETWEEN].took_s < found.took_s
     assert found.took_s == pytest.approx(sum(one.took_s for one in found.layers))
     assert BETWEEN in "\n".join(render_roofline(found))
