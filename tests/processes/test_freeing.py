@@ -1,4 +1,4 @@
-"""Memory that this process holds and no longer needs is given back; what is named stays."""
+"""Memory this process no longer needs is freed; referenced objects stay."""
 
 import gc
 import sys
@@ -12,7 +12,7 @@ from paceline.processes.freeing import Freed, free_memory
 
 
 class Model:
-    """What a training holds."""
+    """The memory of a training."""
 
     def __init__(self) -> None:
         self.weights = np.ones(1 << 22)
@@ -26,7 +26,7 @@ def train(models: list[weakref.ref[Model]]) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_memory_held_by_the_last_error_is_freed() -> None:
-    """As in a notebook: the frames of the failed cell live on in sys.last_value."""
+    """As in a notebook: sys.last_value keeps the frames of the failed cell alive."""
     models: list[weakref.ref[Model]] = []
     try:
         train(models)
@@ -57,7 +57,7 @@ def test_free_memory_is_public_and_reports_what_it_freed() -> None:
 
 
 class Device:
-    """Stands for ``torch.cuda``: 100 bytes reserved, until its cache is emptied."""
+    """A stand-in for ``torch.cuda`` with 100 bytes reserved until its cache is emptied."""
 
     def __init__(self) -> None:
         self.reserved = 100

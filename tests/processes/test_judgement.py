@@ -1,4 +1,4 @@
-"""Who trains, whose work it is, who is a ghost and who may be ended, on processes that are data."""
+"""Judgements on recorded processes: which train, for which job, are ghosts, and may be ended."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ SPAWN = ("python", "-c", "from multiprocessing.spawn import spawn_main; spawn_ma
 
 
 def process(pid: int, parent: int = 1, **changed: object) -> Process:
-    """A training script that waits; the numbers rise as processes begin."""
+    """A training script that waits; process numbers rise in order of start."""
     usual: dict[str, object] = {
         "pid": pid, "start_ticks": pid, "parent": parent, "owner": OWNER, "group": pid,
         "session": 50, "namespace": HERE, "name": "python", "command": TRAINS, "exe": PYTHON,
@@ -162,7 +162,7 @@ def test_bystander_is_not_ended(bystander: Process) -> None:
 
 @pytest.mark.parametrize("bystander", BYSTANDERS.values(), ids=[*BYSTANDERS])
 def test_unrelated_child_of_a_ghost_is_not_ended(bystander: Process) -> None:
-    """Ours by parent, not by work; parts of the ghost are."""
+    """A child that is no part of the job; parts of the ghost are ended."""
     ghost = process(100, command=SPAWN)
     begun = replace(bystander, parent=100)
     is_part = role_of(begun) in (Role.LOADER_WORKER, Role.SPAWNED, Role.FORKED)
@@ -206,7 +206,7 @@ def test_process_whose_parent_may_live_is_no_ghost(parent: Process, part: Proces
 
 
 def test_loader_worker_of_a_fork_server_is_no_ghost() -> None:
-    """multiprocessing's own, which ends with the script and has no torch itself."""
+    """The fork server of multiprocessing, which ends with the script and does not import torch."""
     words = ("python", "-c", "from multiprocessing.forkserver import main; main(5, 6, [])")
     server = process(101, parent=100, has_torch=False, command=words)
     loader = process(102, parent=101, command=words, **{**LOADER, "group": 100})
@@ -214,7 +214,7 @@ def test_loader_worker_of_a_fork_server_is_no_ghost() -> None:
 
 
 def test_process_that_started_later_is_not_the_parent() -> None:
-    """Its number has been given to another process, which runs the same program."""
+    """Its number was reused by another process that runs the same program."""
     later = process(100, start_ticks=500)
     assert has_lost_parent(process(101, parent=100, **LOADER), seen(later))
 

@@ -1,7 +1,7 @@
-"""Real processes: ghosts that are made up, all ended; bystanders, none touched.
+"""Real processes: all planted ghosts are ended, no bystander is.
 
-What torch would load is a file of its name that they map, so that they begin at once. Only what
-these tests have begun is ever signalled: another training may run beside them.
+Instead of torch they map a file of its library's name, so that they start at once. Only processes
+of these tests are ever signalled: another training may run beside them.
 """
 
 import json
@@ -85,7 +85,7 @@ RANK = BEGINS + "say(os.getpid()); rest()"
 
 
 class Made:
-    """Begins processes, knows their numbers, and ends what is left of them."""
+    """Starts processes, knows their numbers, and ends those that are left."""
 
     def __init__(self, folder: Path) -> None:
         self.library = folder / "libtorch_cpu.so"
@@ -94,7 +94,7 @@ class Made:
         self._begun: list[subprocess.Popen[str]] = []
 
     def begin(self, code: str, *, numbers: int = 1) -> list[int]:
-        """Run it; the numbers of processes that it says."""
+        """Run this code; return the process numbers it prints."""
         begun = subprocess.Popen(
             [sys.executable, "-c", BEGINS + code, str(self.library), RANK],
             stdout=subprocess.PIPE, text=True,
@@ -130,7 +130,7 @@ def made(tmp_path: Path) -> Iterator[Made]:
 
 
 def comes(is_there: Callable[[], bool]) -> bool:
-    """Whether it does within a while."""
+    """Whether the condition becomes true within a time limit."""
     end_s = time.monotonic() + 20.0
     while not is_there() and time.monotonic() < end_s:
         time.sleep(0.01)
@@ -182,7 +182,7 @@ def test_all_ghosts_are_ended_and_no_bystander(made: Made) -> None:
 def test_process_started_by_torchelastic_is_a_rank(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the launcher that torchrun uses, and by nothing that is in the command."""
+    """Recognized by the launcher that torchrun uses, not by its command."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
     monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "none of this process")
@@ -225,7 +225,7 @@ def test_reused_pid_is_sent_no_signal(made: Made) -> None:
 def test_held_ports_and_files_are_listed_and_freed(
     made: Made, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command itself: shown first, then done; nothing but what is named."""
+    """The command itself: first listed, then done; only for named processes."""
     file = Path(f"/dev/shm/paceline-test-{os.getpid()}")
     holds = LOADER.format(
         more="port = socket.create_server(('127.0.0.1', 0)); "
@@ -265,7 +265,7 @@ def test_file_held_by_others_stays(made: Made) -> None:
 
 
 def test_shared_memory_files_of_ended_trainings_are_found(tmp_path: Path) -> None:
-    """By the process in their names; what anybody holds, or others may open, is not touched."""
+    """By the process number in their names; files that are held or open to others stay."""
     gone, mine = 2**22 - 7, os.getpid()
     for name in (f"torch_{gone}_77_0", f"torch_{mine}_77_0", f"torch_{gone}_77_1", "psm_1",
                  f"torch_{gone}_77_2", f"torch_{gone}"):  # fmt: skip
@@ -300,7 +300,7 @@ def test_process_of_another_user_is_not_ended(made: Made) -> None:
 
 @root
 def test_process_in_another_pid_namespace_is_not_ended(made: Made) -> None:
-    """It says its number there, which is another process's here."""
+    """It reports its number there, which belongs to another process here."""
     code = "libc = ctypes.CDLL(None, use_errno=True)\nassert libc.unshare(0x20000000) == 0\n"
     code += "child = os.fork()\nif child:\n    say(child)\n    rest()\n"
     code += "name('pt_data_worker')\nif os.fork():\n    rest()\nos.setsid()\nrest()"

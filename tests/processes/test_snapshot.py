@@ -1,4 +1,4 @@
-"""Processes read from a recorded /proc; what is left out, and what a device says without one."""
+"""Processes read from a recorded /proc; exclusions, and busy devices without a process."""
 
 import os
 import sys
@@ -92,7 +92,7 @@ def test_command_devices_and_files_of_a_process_are_read(root: Path) -> None:
     )  # fmt: skip
     attempt = root / "tmp" / "elastic" / "attempt_0"
     attempt.mkdir(parents=True)
-    began_s = time.time() - 98.0  # of the 100 s since the machine was started, 2 s after that
+    began_s = time.time() - 98.0  # the machine was started 100 s ago, the process 2 s later
     os.utime(attempt, (began_s, began_s - 0.25))
     one = look(root).by_pid[20]
     assert one.rank_s == pytest.approx(0.25, abs=0.2)
@@ -153,7 +153,7 @@ def test_pipes_are_not_judged_if_a_process_is_unreadable(root: Path) -> None:
 
 @linux
 def test_dead_standard_output_is_no_evidence(root: Path) -> None:
-    """Its other end may be another user's: cron's, a terminal's."""
+    """Its other end may belong to another user: cron, a terminal."""
     put(root, 20, maps=TORCH)
     pipe(root, 20, 1, "0100001")
     assert look(root).by_pid[20].dead_pipes == 0
@@ -189,7 +189,7 @@ BUSY = gpu_row(used="0", utilization="100")
 
 
 def test_busy_device_without_a_process_is_reported(tmp_path: Path) -> None:
-    """A kernel that was left behind: 100 %, no memory, nobody in the list of processes."""
+    """A kernel that was left running: 100 %, no memory, no process listed."""
     source = nvidia(tmp_path, outputs={"nvidia-smi --query-gpu": BUSY})
     nobody = ProcessSnapshot(processes=(), own=1, owner=1, namespace="")
     (found,) = busy_devices(nobody, source)
@@ -199,7 +199,7 @@ def test_busy_device_without_a_process_is_reported(tmp_path: Path) -> None:
 
 
 def test_device_memory_is_reported_only_on_the_host(root: Path) -> None:
-    """In a container the driver's numbers are the host's, and those of others here."""
+    """In a container the driver's numbers are those of the host, and mean other processes."""
     apps = f"20, {UUID}, 2048\n20, {UUID}, 1024\n"
     source = nvidia(root / "gpu", outputs={"nvidia-smi --query-compute-apps": apps})
     host = ProcessSnapshot(processes=(), own=9, owner=1000, namespace="pid:[4026531836]")
