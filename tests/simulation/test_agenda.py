@@ -1,4 +1,4 @@
-"""What comes next in virtual time, asked of the agenda itself: no protocol, no run."""
+"""The next event in virtual time, from the agenda itself: no protocol, no run."""
 
 import pytest
 
@@ -12,7 +12,7 @@ EACH_S = Conditions(delays=(parse_delay("1s"), parse_delay("3s")))
 
 
 def begun(conditions: Conditions) -> Agenda:
-    """Both workers are there and at work, on one step each."""
+    """An agenda with two workers, each at work on one step."""
     agenda = Agenda(conditions)
     for _ in range(2):
         at_s, what = agenda.next()

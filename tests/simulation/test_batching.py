@@ -1,4 +1,4 @@
-"""Gradients in one go: those of one at a time within the stated tolerance, or refused by name."""
+"""Batched gradients equal single ones within the stated tolerance, or are refused by name."""
 
 import functools
 from dataclasses import replace
@@ -36,7 +36,7 @@ def trained(task: Task, text: str, *, is_batched: bool, rule: str = "none") -> T
 
 
 class Scaled(Tied):
-    """With a constant in a buffer, and a parameter that is one number."""
+    """Has a constant buffer and a scalar parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def test_constant_buffers_and_scalars_are_supported() -> None:
 )
 @pytest.mark.parametrize("rule", ["none", "distance:0.002"])
 def test_batched_gradients_equal_single_ones_within_tolerance(text: str, rule: str) -> None:
-    """With tied weights, a frozen bias, momentum, decay, and a last batch that is smaller."""
+    """With tied weights, a frozen bias, momentum, decay, and a smaller last batch."""
     task = replace(TASK, batch_size=11)
     one, _, alone = trained(task, text, is_batched=False, rule=rule)
     together, work, run = trained(task, text, is_batched=True, rule=rule)
@@ -89,7 +89,7 @@ def test_batch_counts_are_powers_of_two() -> None:
 
 
 class Noisy(nn.Module):
-    """A layer that draws random numbers without saying so."""
+    """A custom layer that draws random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Noisy(nn.Module):
 
 
 class Branching(Noisy):
-    """A layer whose way depends on its values."""
+    """A layer that branches on its values."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = self.layer(inputs)
@@ -134,7 +134,7 @@ def test_local_steps_are_refused() -> None:
 
 def test_wrong_batched_gradient_is_refused() -> None:
     class Uneven(nn.Module):
-        """Counts its calls, of which there is one for a trace."""
+        """Counts its calls; the first one is a trace."""
 
         def __init__(self) -> None:
             super().__init__()

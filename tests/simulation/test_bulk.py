@@ -1,4 +1,4 @@
-"""Many updates at once: the same updates as event by event, and never where events decide."""
+"""Many updates at once: equal to event by event, and never used where event order matters."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ RHYTHMIC = sorted(name for name, kind in PROTOCOLS.items() if kind.rhythm is not
 
 @st.composite
 def runs(draw: Any) -> tuple[str, Conditions]:
-    """A protocol that has a rhythm, and workers that differ."""
+    """A protocol that has a rhythm, and unequal workers."""
     name = draw(st.sampled_from(RHYTHMIC))
     count = draw(st.integers(1, 9))
     is_limited = any(one.is_at_most_workers for one in PROTOCOLS[name].arguments)
@@ -87,7 +87,7 @@ def test_bulk_driver_handles_more_steps_than_it_holds(
 
 
 def test_heavy_tail_draws_only_the_steps_needed() -> None:
-    """Nearly all steps are a thousand times shorter than the mean."""
+    """Almost all steps are a thousand times shorter than the mean."""
     conditions = Conditions(delays=(parse_delay("lognormal:6,10ms"),) * 8)
     many, one = (
         bulk_driver(parse("async", 8), conditions),

@@ -1,4 +1,4 @@
-"""The one model of a run: the versions it holds, what it makes of data, and peers' averages."""
+"""The model of a run: its versions, evaluations, and averages of peers."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What an exchange adds to steps of 10 ms, where so many of the next ones may hide it."""
+"""The time an exchange adds to steps of 10 ms if later steps may hide it."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_exchange_adds_only_the_time_steps_do_not_hide(
 
 @pytest.mark.parametrize("is_traced", [False, True])
 def test_abandoned_work_delays_no_update(tmp_path: Path, is_traced: bool) -> None:
-    """Worker 3 would have needed 80 s for the work that it leaves after one."""
+    """Worker 3 would have needed 80 s for the work it abandons after one."""
     world = World(
         delay=("10ms",), slow=("3=1000x",), away=("3=1s..",), link="1ms,100MB/s", num_bytes="1MB"
     )

@@ -1,4 +1,4 @@
-"""In virtual time: the lean driver decides as the coordinator does, one by one."""
+"""In virtual time the lean driver makes the same decisions as the coordinator."""
 
 import dataclasses
 from typing import Any
@@ -24,7 +24,7 @@ DELAYS = ["10ms", "exp:10ms", "5ms+exp:5ms", "pareto:2,5ms", "list:5ms,10ms,10ms
 
 
 class Heard:
-    """A protocol, and all that it was told and decided."""
+    """A protocol that records its facts and decisions."""
 
     def __init__(self, protocol: SyncProtocol) -> None:
         self.log: list[tuple[Fact, list[Decision]]] = []
@@ -52,7 +52,7 @@ def worlds(draw: Any) -> Conditions:
     phases = {
         worker: Phases(factor=3.0, fast_s=0.05, slow_s=0.02) for worker in draw(st.sets(workers))
     }
-    # Somebody is always there: worker 0 never leaves.
+    # Worker 0 never leaves, so one worker is always present.
     absences = tuple(
         Absence(worker=worker, from_s=from_s, until_s=from_s + 0.03)
         for worker in sorted(draw(st.sets(workers)) - {0})
@@ -91,7 +91,7 @@ def test_lean_driver_decides_as_the_coordinator(
 
 
 def fact_of(heard: tuple[Fact, list[Decision]]) -> str:
-    """What was heard and decided; the samples of a push of several steps differ by design."""
+    """A fact or decision; the samples of a push of several steps differ by design."""
     fact, decisions = heard
     if hasattr(fact, "num_samples"):
         fact = fact._replace(num_samples=1)
@@ -137,7 +137,7 @@ def test_epochs_are_separated_by_the_measured_pause() -> None:
         means_s.append(run.counts.mean_update_s())
     late = [b - a for a, b in zip(*times, strict=True)]
     assert late == pytest.approx([0.0] * 3 + [0.25] * 3 + [0.5])
-    assert means_s[1] == pytest.approx(means_s[0])  # of training
+    assert means_s[1] == pytest.approx(means_s[0])  # of training alone
 
 
 def test_pauses_do_not_affect_update_times() -> None:
