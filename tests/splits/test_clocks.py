@@ -1,4 +1,4 @@
-"""What a message costs here."""
+"""The measured cost of a message."""
 
 from paceline.splits.clocks import measure_loopback
 

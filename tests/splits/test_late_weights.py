@@ -1,4 +1,4 @@
-"""Gradients of linear layers' weights that are computed once for several micro-batches."""
+"""Weight gradients of linear layers computed once for several micro-batches."""
 
 import copy
 
@@ -12,11 +12,11 @@ MICRO_BATCHES = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(1))
 
 
 class Wide(nn.Linear):
-    """A class of its own may compute something else."""
+    """A subclass, which may compute something else."""
 
 
 class Own(nn.Module):
-    """One layer twice, a weight that is read as a number, too, and one that is frozen."""
+    """One layer used twice, a weight that is also read as a value, and a frozen one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What pieces take and keep."""
+"""Time and memory of pieces."""
 
 import itertools
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def test_momentary_slowness_changes_no_cost(
     calls = itertools.count()
 
     class ClockWithAPause(TimedClock):
-        """All pieces take the same, and in the second of three rounds the first waits."""
+        """All pieces take the same time, but the first waits in the second of three rounds."""
 
         def both(
             self, forward: Callable[[], Any], module: nn.Module, late: LateWeights | None = None
@@ -163,12 +163,12 @@ def test_layer_pairs_of_alexnet_are_split_over_channels() -> None:
     pairs = find_pairs(traced, graph)
     names = [(graph.nodes[one.nodes[0]].name, graph.nodes[one.nodes[-1]].name) for one in pairs]
     assert names == [("1", "4"), ("7", "9"), ("11", "16"), ("19", "21")]
-    assert pairs[0].in_bytes == 0  # nobody wants the gradient of an image
+    assert pairs[0].in_bytes == 0  # images need no gradient
     assert pairs[1].in_bytes == 2 * 192 * 13 * 13 * 4
 
 
 class Shared(nn.Module):
-    """Something else reads the channels between two layers, which change in place."""
+    """Another operation reads the channels between two layers, which change in place."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Any cut of any module computes what the module computes, gradients included."""
+"""Any cut of any module computes the same as the module, gradients included."""
 
 import copy
 import random
@@ -42,7 +42,7 @@ CASES: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {
 
 
 def cuts(num_pieces: int, seed: int) -> list[list[int]]:
-    """Borders along the order of the pieces, into two, three and four parts."""
+    """Cuts along the order of the pieces, into two, three and four parts."""
     draw = random.Random(seed)
     found = []
     for num_parts in (2, 3, 4):
@@ -119,7 +119,7 @@ def test_cut_that_needs_a_later_part_is_refused() -> None:
 
 
 def test_parts_run_in_the_pipeline_of_torch(tmp_path: Path) -> None:
-    """Two processes, 1f1b, a tied weight in both parts: gradients and loss of the whole."""
+    """Two processes, 1f1b, a tied weight in both parts: gradients and loss equal the whole."""
     script = Path(__file__).parents[1] / "support" / "pipelined.py"
     ranks = [
         Forked([script, rank, 2, tmp_path / "store"], stdout=PIPE, stderr=STDOUT)

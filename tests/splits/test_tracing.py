@@ -1,4 +1,4 @@
-"""Which operations stay together, and what is said of what is kept whole."""
+"""Operations that stay together, and the report of parts that are kept whole."""
 
 import inspect
 
@@ -19,13 +19,13 @@ def labels(traced: TracedModel) -> list[list[str]]:
 
 
 def test_in_place_operation_stays_with_the_producer_of_its_tensor() -> None:
-    """And not with who reads it afterwards."""
+    """Not with its later readers."""
     found = labels(trace(nets.Skips(4), (FLOATS,)))
     assert found == [["a"], ["b", "relu"], ["add", ".relu_"], ["c"], ["add"]]
 
 
 def test_earlier_readers_stay_with_an_in_place_operation() -> None:
-    """In a later part it would be given what has been changed."""
+    """In a later part it would read the changed tensor."""
 
     class ReadBefore(nn.Module):
         def __init__(self) -> None:
