@@ -1,4 +1,4 @@
-"""What a script asks of a split, and what is refused before anything is cut."""
+"""Requests of a script for a split, and refusals before anything is cut."""
 
 import pytest
 import torch
@@ -130,7 +130,7 @@ def test_small_model_keeps_memory_freed_by_a_step(monkeypatch: pytest.MonkeyPatc
     kept = list[bool]()
     monkeypatch.setattr(asked_of, "keep", kept.append)
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    asked_of._keep_where_small(MODEL)  # not begun by --split: as its user has it
+    asked_of._keep_where_small(MODEL)  # not started by --split: the user's settings stay
     assert not kept
     for name, value in lean_heap({}).items():
         monkeypatch.setenv(name, value)

@@ -1,6 +1,6 @@
-"""A model divided over channels computes, and trains to, what it does alone.
+"""A model divided over channels computes and trains as it does alone.
 
-Workers are threads over real gloo (tests/support/threaded.py), and one set of real ranks.
+Workers are threads over real gloo (tests/support/threaded.py), plus one set of real ranks.
 """
 
 import copy
@@ -30,7 +30,7 @@ EXACT = 1e-9
 
 
 def alexnet(dropout: float = 0.0) -> nn.Module:
-    """Small, and as AlexNet is built: convolutions, pools, wide layers; three pairs."""
+    """A small AlexNet: convolutions, pools, wide layers; three pairs."""
     return nn.Sequential(
         nn.Conv2d(1, 5, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2),
         nn.Conv2d(5, 6, 3, padding=1), nn.ReLU(inplace=True),
@@ -47,7 +47,7 @@ def mlp() -> nn.Module:
 
 
 def frozen_norm() -> nn.Module:
-    """Its batch norm is as it was when it was frozen, and has a number for each channel."""
+    """A model with a frozen batch norm, which has values per channel."""
     norm = nn.BatchNorm2d(5).eval()
     with torch.no_grad():
         for one in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
@@ -60,7 +60,7 @@ def frozen_norm() -> nn.Module:
 
 
 class Block(nn.Module):
-    """What a transformer has beside attention: a norm, two layers for each token, a way around."""
+    """A transformer block without attention: a norm, two layers per token, a skip connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Tied(nn.Module):
 
 
 def made(make: Callable[[], nn.Module]) -> nn.Module:
-    """Always the same numbers; by one thread, since the generator is the process's."""
+    """Always the same values; made by one thread, since the generator is global."""
     with torch.random.fork_rng():
         torch.manual_seed(2)
         return make()
@@ -164,7 +164,7 @@ def test_twenty_steps_equal_those_on_one_device(make: Callable[[], nn.Module], s
 
 
 def test_random_numbers_differ_only_in_divided_channels() -> None:
-    """Layers that all have whole stay the same bits, whatever each one's generator is at."""
+    """Undivided layers draw the same bits, whatever the state of each worker's generator."""
     drawn = []
     for rank in range(2):
         torch.manual_seed(rank)
@@ -178,7 +178,7 @@ def test_random_numbers_differ_only_in_divided_channels() -> None:
             random.part()
             other = torch.rand(3)
             random.rejoin()
-        with random.begun(-1):  # a pass without any
+        with random.begun(-1):  # a pass without random numbers
             random.part()
             random.rejoin()
         assert torch.equal(torch.get_rng_state(), before)
@@ -210,7 +210,7 @@ def test_worker_may_have_fewer_rows_or_none() -> None:
     x = inputs_for(mlp, 12)
     start = made(mlp)
     whole = copy.deepcopy(start)
-    (whole(x[:5]).sin().mean() * 0.5).backward()  # of 4 samples by each lease
+    (whole(x[:5]).sin().mean() * 0.5).backward()  # of 4 samples per lease
 
     def work(ranks: Ranks) -> dict[str, Tensor | None]:
         model = copy.deepcopy(start)
@@ -356,7 +356,7 @@ def test_model_drawing_from_other_generators_is_refused() -> None:
 
 
 def test_pair_whose_columns_do_not_sum_is_not_divided() -> None:
-    """What is flattened between them does not keep channels together."""
+    """Flattening between them does not keep channels together."""
     model = nn.Sequential(nn.Linear(4, 6), nn.Flatten(), nn.Linear(18, 2)).double()
     x = torch.randn(5, 3, 4, dtype=torch.float64)
     traced = trace(model, (x,))
@@ -406,7 +406,7 @@ pace.save()
 
 
 def by_two_ranks(folder: Path, **settings: str) -> Ended:
-    """The script in two processes, as mpirun begins them; what all of them said."""
+    """Run the script in two processes, as mpirun starts them; return the output of all."""
     folder.mkdir(exist_ok=True)
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     world = {**settings, **meet, "OMPI_COMM_WORLD_SIZE": "2", "PACELINE_SPLIT": "layer"}
@@ -425,7 +425,7 @@ def by_two_ranks(folder: Path, **settings: str) -> Ended:
 
 @pytest.mark.timeout(150)
 def test_ranks_equal_one_worker_and_share_its_checkpoints(tmp_path: Path) -> None:
-    """The columns of momentum, too: both go on from a run that was killed."""
+    """Columns of momentum, too: both resume from a killed run."""
     folder = tmp_path / "split"
     died = by_two_ranks(folder, PACELINE_CHECKPOINT_EVERY="1 epoch", KILLED="1")
     assert died.code != 0

@@ -1,4 +1,4 @@
-"""What workers of a split model do is decided from what all have come to."""
+"""The next action of workers of a split model is decided from where all of them are."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a divided model's own code goes by is looked at, and what has changed is refused by name."""
+"""State read by the code of a divided model is checked, and changes are refused by name."""
 
 import random
 from collections.abc import Callable
@@ -20,7 +20,7 @@ LAYERS = [nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)]
 
 
 class Annealed(nn.Module):
-    """Reads all kinds of things in its own code."""
+    """Reads many kinds of state in its forward pass."""
 
     shift = 0.5
 
@@ -108,7 +108,7 @@ def test_parts_read_the_current_buffer() -> None:
 
 
 class Keeping(nn.Module):
-    """Sets things; ``counts``: and goes by what it has set."""
+    """Sets attributes; with ``counts`` it also reads them."""
 
     def __init__(self, *, counts: bool = False) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def test_attribute_set_by_forward_is_refused_later() -> None:
     with pytest.raises(ConfigError, match=r"Keeping.seen is set by forward\(\)"):
         sum(one.sum() for one in model.seen)
     assert isinstance(model.mask, Tensor)
-    for _ in range(4):  # and it is followed again meanwhile
+    for _ in range(4):  # and it is traced again in between
         code.check()
     with pytest.raises(ConfigError, match=r"Keeping.aux_loss is set by forward\(\)"):
         print(loss + model.aux_loss)
@@ -174,7 +174,7 @@ def test_code_that_draws_random_numbers_is_kept_whole() -> None:
 
 
 class Branching(nn.Module):
-    """Goes by a buffer's number."""
+    """Branches on the value of a buffer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Runs of ranks whose model is split come to what one worker comes to, and go on from its files.
+"""Runs of ranks with a split model equal one worker, and resume from its files.
 
-Each set of ranks costs seconds, so each makes many claims. Pieces of it are tested in threads
+Each set of ranks takes seconds, so each test checks much. Details are tested in threads
 (test_spread_model.py).
 """
 
@@ -23,7 +23,7 @@ CLOSE = 1e-9
 
 
 def by_ranks(folder: Path, size: int, **settings: str) -> Ended:
-    """The script in so many processes, as mpirun begins them."""
+    """Run the script in this number of processes, as mpirun starts them."""
     folder.mkdir(exist_ok=True)
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     world = {**settings, **meet, "OMPI_COMM_WORLD_SIZE": str(size)}
@@ -141,7 +141,7 @@ print(f"rank {rank} took {most[-1] - most[3]} KiB more, {held('RssFile')}", flus
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(sys.platform != "linux", reason="proc(5)")
 def test_checkpoint_needs_no_memory_for_the_whole_model(tmp_path: Path) -> None:
-    """Of 144 MB of parameters and momentum, each tensor 9 MB, taken after the fourth update."""
+    """144 MB of parameters and momentum, 9 MB per tensor, saved after the fourth update."""
     folder = tmp_path / "large"
     folder.mkdir()
     (folder / "train.py").write_text(LARGE_SCRIPT)

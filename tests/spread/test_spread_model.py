@@ -1,4 +1,4 @@
-"""A model over several workers computes what it computes alone: outputs, gradients, names.
+"""A model over several workers computes the same as alone: outputs, gradients, names.
 
 Workers are threads over real gloo (tests/support/threaded.py); a run of ranks is in test_runs.py.
 """
@@ -56,7 +56,7 @@ class Branching(nn.Module):
 with torch.random.fork_rng():
     torch.manual_seed(2)
     BRANCHING = Branching()
-"""Made once: threads draw from one generator."""
+"""Made once, because threads share one generator."""
 
 
 def in_own_random(make: Callable[[], nn.Module]) -> nn.Module:
@@ -91,7 +91,7 @@ def test_outputs_and_gradients_equal_those_of_the_whole(parts: int, rows: tuple[
     whole, inputs = model_and_inputs()
     shares = [one.split(rows) for one in (x[: sum(rows)] for x in inputs)]
     losses = [loss_of(whole(*(one[i] for one in shares))) for i in range(parts)]
-    # every worker has 4 samples by its lease, so all losses weigh alike
+    # every worker has 4 samples by its lease, so all losses have equal weight
     (torch.stack(losses).sum() / parts).backward()
 
     def work(ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Tensor | None], set[str]]:
@@ -117,7 +117,7 @@ def test_outputs_and_gradients_equal_those_of_the_whole(parts: int, rows: tuple[
 
 
 class Spectral(nn.Module):
-    """A spectrum goes around the layers that are cut apart, and is given."""
+    """A complex spectrum bypasses the cut layers and is returned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ def test_complex_tensor_crossing_a_border_has_a_gradient() -> None:
 
 
 class Attending(nn.Module):
-    """Blocks, batch norm, a tied last layer that is used outside of its own, an unused layer."""
+    """Blocks, batch norm, a tied last layer used outside its module, an unused layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ def test_shards_hold_pieces_of_the_whole_gradient(stage: int, rows: tuple[int, .
         loss_of(outputs).backward()
         made.come_to_end()
         with torch.no_grad():
-            seen = model(*(one[rank] for one in shares))  # while others look, too
+            seen = model(*(one[rank] for one in shares))  # while others evaluate, too
             if rank == 0:
                 model(*inputs)
         made.come_to_end()
@@ -209,7 +209,7 @@ def test_shards_hold_pieces_of_the_whole_gradient(stage: int, rows: tuple[int, .
             name: (made.starts[name], None if one.grad is None else one.grad.clone())
             for name, one in made.own.named_parameters()
         }
-        if rank == 0:  # the others have no mini-batch, and give pieces and take sums
+        if rank == 0:  # the others have no mini-batch: they send pieces and receive sums
             loss_of(model(*inputs)).backward()
         made.come_to_end()
         return {k: v.detach() for k, v in outputs.items()}, grads
@@ -280,7 +280,7 @@ def test_units_are_blocks_and_shared_parameters_stay_with_the_model() -> None:
             for one in units
         ]
 
-    # of its own: the embedding that is also the last layer, and the scale; then a unit a layer
+    # the model's own: the tied embedding and the scale; then one unit per layer
     found = in_threads(1, work)[0]
     sizes = [42, 63, 60, 63, 60, 42, 6]
     assert found == [(not number, 8 * size, size) for number, size in enumerate(sizes)]
@@ -337,7 +337,7 @@ def test_whole_state_has_all_names_and_other_parts_are_absent() -> None:
         made.lay_out(replica.layout, lambda: (block, None))
         made.whole.standing.stands(0)
         said = ""
-        if ranks.everyone.rank == 1:  # alone, while the other does something else
+        if ranks.everyone.rank == 1:  # alone, while the other worker does something else
             found = model.state_dict()
             assert all(torch.equal(found[name], state[name]) for name in state)
             shapes = made.shapes()
@@ -367,7 +367,7 @@ def test_whole_state_has_all_names_and_other_parts_are_absent() -> None:
 
 
 class Averaging(nn.Module):
-    """Takes series of any length."""
+    """Accepts series of any length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -389,7 +389,7 @@ def test_rows_of_another_size_are_refused_by_all() -> None:
             with pytest.raises(ConfigError) as refused, torch.no_grad():
                 model(mine)
             said.append(str(refused.value))
-        with pytest.raises(ConfigError) as refused, torch.no_grad():  # one looks, one serves
+        with pytest.raises(ConfigError) as refused, torch.no_grad():  # one evaluates, one serves
             model(x[:, :5]) if ranks.everyone.rank else made.come_to_end()
         return [*said, str(refused.value)]
 
@@ -419,7 +419,7 @@ def test_varying_batch_and_border_sizes_are_refused() -> None:
 
 
 class Scaled(nn.Module):
-    """Its output depends on who else is in the batch."""
+    """Its output depends on the other samples of the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -436,7 +436,7 @@ class OwnFlag(Scaled):
 
 
 class Choosing(Scaled):
-    """Which layers it computes depends on its data."""
+    """Chooses its layers by its data."""
 
     def forward(self, x: Tensor) -> Tensor:
         if bool(x.sum() > 0):
@@ -445,7 +445,7 @@ class Choosing(Scaled):
 
 
 class Calibrated(nn.Module):
-    """What it keeps is nan until its first pass in training."""
+    """Its buffer is nan until the first training pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -659,7 +659,7 @@ def test_push_not_weighted_by_samples_is_refused() -> None:
 
 
 class Weighed:
-    """A spread model whose gradients were weighed so."""
+    """A spread model whose gradients have these weights."""
 
     def take_shares(self) -> list[float]:
         return [0.75, 0.25]
@@ -692,7 +692,7 @@ def test_mode_of_the_others_applies_only_during_a_pass() -> None:
 
 
 def chained() -> nn.Sequential:
-    """Its first and its last layer are one weight, so two parts have it."""
+    """Its first and last layer share a weight, so two parts have it."""
     layers = [nn.Linear(6, 6, bias=False), nn.Tanh(), nn.Linear(6, 6), nn.Tanh()]
     model = nn.Sequential(*layers, nn.Linear(6, 6, bias=False)).double()
     model[4].weight = model[0].weight
@@ -700,7 +700,7 @@ def chained() -> nn.Sequential:
 
 
 def count_gradients(made: SpreadModel) -> None:
-    """As a run does."""
+    """Count gradients as a run does."""
     count = [0]
 
     def note(_: Tensor) -> None:
@@ -735,7 +735,7 @@ def test_penalty_on_parts_without_a_mini_batch_is_refused() -> None:
         made = spread(ranks, model, inputs, SplitName(2, 1))
         count_gradients(made)
         own = [one for name, one in made.own.named_parameters() if name not in made.shared]
-        for _ in range(2):  # both have theirs
+        for _ in range(2):  # both have their gradients
             loss = loss_of(model(*(one[:4] for one in inputs)))
             (loss + torch.stack([one.pow(2).sum() for one in own]).sum()).backward()
             made.come_to_end(End.PUSH, 4)
@@ -767,7 +767,7 @@ def test_penalty_on_shards_without_a_mini_batch_is_refused(stage: int) -> None:
             squares = torch.stack([one.pow(2).sum() for one in made.own.parameters()]).sum()
             (loss + weight * squares if weight else loss).backward()
 
-        for weight in (0.1, 0.1, 0.0):  # all have theirs, then one alone and without a penalty
+        for weight in (0.1, 0.1, 0.0):  # all have gradients, then one alone without a penalty
             if rank == 0 or weight:
                 train(weight)
             made.come_to_end(End.PUSH, 4 if rank == 0 or weight else 0)
@@ -785,7 +785,7 @@ def test_penalty_on_shards_without_a_mini_batch_is_refused(stage: int) -> None:
 
 
 def by_side(model: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
-    """A loss that also looks at what a layer has given."""
+    """A loss that also uses the output of a layer."""
     seen: list[Tensor] = []
     handle = model.get_submodule("blocks.0").register_forward_hook(lambda *a: seen.append(a[2]))
     loss = loss_of(model(x, mask)) + seen[0].pow(2).mean()
@@ -854,7 +854,7 @@ def test_loss_of_a_single_layer_is_refused_with_shards(stage: int) -> None:
 
 
 class Positions(nn.Module):
-    """Gives a view of its own parameter."""
+    """Returns a view of its own parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -865,7 +865,7 @@ class Positions(nn.Module):
 
 
 class Placed(nn.Module):
-    """And so does the whole model, with a parameter itself."""
+    """The whole model also returns a parameter itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -921,7 +921,7 @@ WRITES: dict[str, Callable[[nn.Parameter], object]] = {
 
 
 class Positive(nn.Linear):
-    """As layers are made monotone."""
+    """A layer that makes its weights positive, as monotone layers do."""
 
     write: Callable[[nn.Parameter], object] = WRITES["in place"]
 
@@ -1224,7 +1224,7 @@ def test_changed_attribute_and_replaced_layer_are_refused() -> None:
 
 
 class Centered(Words):
-    """A script moves its center, by what it has seen itself."""
+    """A script moves its center by the samples it has seen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1262,7 +1262,7 @@ def test_buffers_changed_by_a_script_are_averaged() -> None:
 
 @pytest.mark.parametrize("way", ["in place", "anew", "other memory"])
 def test_buffers_changed_by_a_script_are_averaged_over_copies(way: str) -> None:
-    """Also in workers whose part has none of them, and where a copy has changed nothing."""
+    """Also in workers whose part has no buffers, and if a copy has changed nothing."""
     _, (x, _) = model_and_inputs()
     weights = (0.1, 0.2, 0.3, 0.4)
 
@@ -1283,7 +1283,7 @@ def test_buffers_changed_by_a_script_are_averaged_over_copies(way: str) -> None:
             model.center = center + (1.0 + rank)
         elif rank != 3 and way == "other memory" and not is_placed:
             center.data = center + (1.0 + rank)
-        elif rank != 3:  # as what holds this part's memory does it, where that is another
+        elif rank != 3:  # as the owner of this part's memory does, if it is another object
             center.add_(1.0 + rank)
         if rank < 2:
             model.get_buffer("num").add_(3 - rank)

@@ -53,7 +53,7 @@ def batch(size: int) -> tuple[Tensor, Tensor]:
 
 
 def by_class(size: int) -> tuple[Tensor, Tensor]:
-    """As sorted data are: the first few are of one class."""
+    """Sorted data: the first samples are of one class."""
     order = Y.argsort()[:size]
     return X[order], Y[order]
 

@@ -1,4 +1,4 @@
-"""A task's runs of ranks by 1f1b and interleaved: as one device, and a death has one cause."""
+"""Runs of a task with ranks by 1f1b and interleaved equal one device; a death has one cause."""
 
 from pathlib import Path
 
@@ -108,7 +108,7 @@ def test_reported_losses_equal_those_of_one_device(
 
 
 def mean_losses(run: Run) -> list[float]:
-    """Of all samples of each update, which both workers push to but where one has none left."""
+    """Mean losses of each update over all samples; both workers push unless one has none left."""
     sums: dict[int, tuple[float, int]] = {}
     for one in run.pushes:
         if one.num_samples:

@@ -1,4 +1,4 @@
-"""A unit of parameters: put together from pieces, its gradient's sum in pieces."""
+"""A unit of parameters: gathered from pieces, its gradient reduced to pieces."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from paceline.spread.units import ParameterUnit, UnitRooms, unit_bytes
 from threaded import in_threads
 
 FEW, MANY = 5, 20_001
-"""Elements: gloo's own operations, and messages between members (exchange/group.py)."""
+"""Elements for gloo's operations, and for messages between members (exchange/group.py)."""
 
 
 def unit_of(ranks: Ranks, numel: int) -> tuple[ParameterUnit, list[nn.Parameter], UnitRooms]:
-    """A weight, and one that gets no gradient."""
+    """A weight, and another that gets no gradient."""
     rng = torch.Generator().manual_seed(numel)  # one for each thread
     made = [nn.Parameter(torch.randn(size, generator=rng)) for size in (numel, 3)]
     rooms = UnitRooms()
@@ -27,7 +27,7 @@ def unit_of(ranks: Ranks, numel: int) -> tuple[ParameterUnit, list[nn.Parameter]
 @pytest.mark.parametrize("numel", [FEW, MANY])
 @pytest.mark.parametrize("size", [2, 3])
 def test_unit_is_gathered_in_place(size: int, numel: int) -> None:
-    """Without a copy of a piece besides."""
+    """Without an extra copy of a piece."""
 
     def work(ranks: Ranks) -> bool:
         unit, made, rooms = unit_of(ranks, numel)
@@ -46,7 +46,7 @@ def test_unit_is_gathered_in_place(size: int, numel: int) -> None:
 @pytest.mark.parametrize("numel", [FEW, MANY])
 @pytest.mark.parametrize("size", [2, 3])
 def test_pieces_get_the_sum_whatever_the_buffers_held(size: int, numel: int) -> None:
-    """And keep it when these are somebody else's; without a gradient anywhere there is none."""
+    """And keep it when the buffers are reused; without any gradient there is none."""
 
     def work(ranks: Ranks) -> bool:
         unit, (weight, unused), rooms = unit_of(ranks, numel)
@@ -96,8 +96,8 @@ def test_write_through_data_is_detected_and_nan_is_not_mistaken() -> None:
 
 
 def test_unit_bytes_are_those_gathered_at_a_time() -> None:
-    """A block is one unit; what layers of a container have is apart; what two share is the
-    model's own."""
+    """A block is one unit; layers of a container are separate; shared parameters belong to the
+    model."""
 
     class Block(nn.Module):
         def __init__(self) -> None:
