@@ -1,4 +1,4 @@
-"""Workers are counted by the devices that they then compute on."""
+"""Workers are counted by the devices they compute on."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from paceline.system.processors import count_accelerators, find_device
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int) -> list[int]:
-    """A torch that finds so many accelerators of one kind; the indices that were set."""
+    """Let torch find this many accelerators of one kind; return the indices that are set."""
     found = None if kind is None else torch.device(kind)
     indices: list[int] = []
     monkeypatch.setattr(processors, "may_have_accelerator", lambda: True)

@@ -1,4 +1,4 @@
-"""The file of ceilings: what is written is found; what is damaged is left out in one sentence."""
+"""The ceilings file: written values are read; damage is reported in one sentence."""
 
 import json
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_machine_without_sections_counts_as_damaged() -> None:
 
 
 def test_unreadable_home_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that belongs to somebody else: the run that asks goes on without."""
+    """As one of another user: the run continues without it."""
     monkeypatch.setenv("XDG_CACHE_HOME", f"/tmp/{'long' * 100}")
     found, why = read_ceilings("memory")
     assert found is None

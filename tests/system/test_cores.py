@@ -1,4 +1,4 @@
-"""Cores are those that the container's quota leaves, not those that the machine has."""
+"""The number of cores is limited by the quota of the container."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a script that runs inside this process changes of it is put back."""
+"""Changes to the interpreter by a script in this process are undone."""
 
 import multiprocessing.process
 import sys
@@ -9,7 +9,7 @@ from runs import run_script
 
 
 def found() -> list[object]:
-    start = multiprocessing.process.ORIGINAL_DIR  # type: ignore[attr-defined]  # it has it
+    start = multiprocessing.process.ORIGINAL_DIR  # type: ignore[attr-defined]  # the interpreter sets it
     return [list(sys.path), list(sys.argv), sys.modules["__main__"], start]
 
 
@@ -26,7 +26,7 @@ def test_interpreter_state_is_restored_after_an_error() -> None:
 
 
 def test_inline_run_restores_the_interpreter_state(tmp_path: Path) -> None:
-    """Each worker is ``__main__`` for itself, and the last one to end is not who began."""
+    """Each worker has a ``__main__`` of its own, and the last to end is not the first to start."""
     script = tmp_path / "train.py"
     script.write_text(
         "import sys, torch, paceline\n"

@@ -1,4 +1,4 @@
-"""What may be taken here: found in every kind of control group, and said by name."""
+"""Memory limits are found in every kind of control group and named."""
 
 import errno
 import resource
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 def machine(root: Path, groups: str, *, free_mib: int = 4096) -> Path:
-    """A machine's files; ``groups``: of /proc/self/cgroup."""
+    """The files of a machine; ``groups``: text of /proc/self/cgroup."""
     lay(root / "proc", {"meminfo": f"MemTotal: 1 kB\nMemAvailable: {free_mib * 1024} kB\n"})
     lay(root / "proc/self", {"cgroup": groups})
     (root / "sys/fs/cgroup").mkdir(parents=True)
@@ -36,7 +36,7 @@ def lay(folder: Path, files: dict[str, str]) -> None:
 
 
 def second(folder: Path, most: str, used_mib: int, *, kept_mib: int = 0, kills: int = 0) -> None:
-    """The files of a group of version 2."""
+    """Write the files of a cgroup v2."""
     stat = f"anon 5\ninactive_file {kept_mib * MIB}\n"
     lay(folder, {
         "memory.max": f"{most}\n", "memory.current": f"{used_mib * MIB}\n", "memory.stat": stat,
@@ -113,7 +113,7 @@ def test_each_out_of_memory_kill_is_explained_once(monkeypatch: pytest.MonkeyPat
 def test_earlier_kill_of_another_process_explains_no_later_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another run in the same group, or a process that a worker has begun."""
+    """Of another run in the same group, or a process that a worker has started."""
     count = 5
     monkeypatch.setattr(limits, "count_kills", lambda: count)
     toll = limits.Toll(0.0)

@@ -1,4 +1,4 @@
-"""Memory that is given back to the machine."""
+"""Memory that is returned to the system."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="proc(5) and malloc_trim(3)")
 def test_freed_memory_is_returned_to_the_system() -> None:
-    held = [torch.ones(MIB // 64) for _ in range(1024)]  # too small to be mapped by themselves
+    held = [torch.ones(MIB // 64) for _ in range(1024)]  # too small for mappings of their own
     kept = held[-1]
     del held
     before = resident_bytes()

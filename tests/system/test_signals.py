@@ -1,4 +1,4 @@
-"""Who is asked to stop, how often, and when it is at once."""
+"""Requests to stop by a signal: repeated, and immediate."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from paceline.system.signals import SignalInterrupt, ended_by_signals
 def test_repeated_signal_counts_once_and_a_later_one_interrupts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """``timeout`` sends it to its child, and then to the group that its child is in."""
+    """``timeout`` sends it to its child and then to the child's process group."""
     monkeypatch.setattr(signals, "_SAME_S", 0.05)
     asked: list[int] = []
 

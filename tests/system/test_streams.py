@@ -1,4 +1,4 @@
-"""Who trains does not end because nobody reads what it says."""
+"""Training does not end if nobody reads its output."""
 
 import errno
 import fcntl
@@ -14,7 +14,7 @@ from paceline.system.streams import Lasting, Tail, open_standard_streams, wait_f
 
 
 class Full(io.StringIO):
-    """A file on a disk that is full."""
+    """A file on a full disk."""
 
     def write(self, text: str) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -53,7 +53,7 @@ def test_log_is_shown_in_whole_lines_and_completely_at_the_end(tmp_path: Path) -
     first, second = tmp_path / "0.log", tmp_path / "1.log"
     shown: list[str] = []
     tail = Tail((first, second), shown.append)
-    tail.show()  # there is none yet
+    tail.show()  # no log exists yet
     first.write_text("one\ntw")
     tail.show()
     assert shown == ["one\n"]

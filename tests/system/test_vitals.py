@@ -1,4 +1,4 @@
-"""What the kernel tells of a process: its state, its tracer, and CPU time with its children's."""
+"""Process information from the kernel: state, tracer, and CPU time including children."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ IGNORES = "import signal, time; signal.signal(10, lambda *_: None); " + SLEEPS
 
 @contextmanager
 def started(code: str) -> Iterator[int]:
-    """A process that runs this, once it says so; it ends with the block, and what it began, too."""
+    """A process that runs this code, once it reports; it and its children end with the block."""
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
     )
@@ -39,7 +39,7 @@ def started(code: str) -> Iterator[int]:
 
 
 def comes(is_there: Callable[[], bool]) -> bool:
-    """Whether it does within a while."""
+    """Whether the condition becomes true within a time limit."""
     end_s = time.monotonic() + 20.0
     while not is_there() and time.monotonic() < end_s:
         time.sleep(0.002)
@@ -90,7 +90,7 @@ def test_vitals_are_unknown_without_proc(tmp_path: Path, monkeypatch: pytest.Mon
 def test_traced_process_is_recognized_in_any_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the kernel writes it; to trace somebody needs rights that a container may not give."""
+    """From a file as the kernel writes it; tracing needs rights that a container may lack."""
     monkeypatch.setattr(vitals, "_PROC", tmp_path)
     (tmp_path / "self").mkdir()
     (tmp_path / "7").mkdir()
