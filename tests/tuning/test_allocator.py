@@ -1,4 +1,4 @@
-"""Memory that was freed: given back as usual, or kept for the next step."""
+"""Freed memory: returned as usual, or kept for the next step."""
 
 import os
 import resource
@@ -36,7 +36,7 @@ def as_usual() -> Iterator[None]:
 
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_kept_memory_is_requested_only_once(is_kept: bool) -> None:
-    """In a process of its own: here the heap may have room for anything."""
+    """In a separate process, because the heap here may have free space."""
     code = f"""if True:
         import resource
         import torch
@@ -52,7 +52,7 @@ def test_kept_memory_is_requested_only_once(is_kept: bool) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     pages = int(done.stdout) / (30 * SIZE / PAGE)
-    assert pages < 0.5 if is_kept else pages > 0.9  # the heap finds its size in a few steps
+    assert pages < 0.5 if is_kept else pages > 0.9  # the heap reaches its size in a few steps
 
 
 def test_kept_process_restores_its_state_after_an_error() -> None:

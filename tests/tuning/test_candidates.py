@@ -1,4 +1,4 @@
-"""What every candidate promises, whichever it is; a new one is tested by being listed."""
+"""The contract of every candidate; a new one is tested by being listed."""
 
 import copy
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def same_process() -> Iterator[None]:
 def losses(
     candidate: Candidate, value: Value, num_steps: int = 3, objects: Objects | None = None
 ) -> list[float]:
-    """Of a few steps with ``value`` in effect."""
+    """The losses of a few steps with ``value`` in effect."""
     objects = objects or subject().objects
     candidate.apply(objects, value)
     precision = value if candidate.name == "precision" else "fp32"
@@ -55,7 +55,7 @@ def losses(
 
 @pytest.mark.parametrize(("candidate", "value"), OPTIONS)
 def test_option_changes_losses_only_by_rounding(candidate: Candidate, value: Value) -> None:
-    """And what keeps the bits changes none at all, on as many threads: those that were set stay."""
+    """And not at all if it keeps the bits, with the same threads: those that were set stay."""
     wanted = losses(candidate, getattr(Speed(), candidate.name))
     found = losses(candidate, value)
     tolerance = 2e-2 if candidate.name == "precision" else 1e-5
@@ -64,7 +64,7 @@ def test_option_changes_losses_only_by_rounding(candidate: Candidate, value: Val
 
 
 def loaded(*, is_channels_last: bool) -> Objects:
-    """With momentum in the usual memory order, whatever the weights' is."""
+    """Objects with loaded momentum in the usual memory order, whatever that of the weights."""
     objects = subject().objects
     if is_channels_last:
         model: Any = objects.model

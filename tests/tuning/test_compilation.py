@@ -1,4 +1,4 @@
-"""Compiled code runs in training calls of a usual size, and nowhere else."""
+"""Compiled code runs only in training calls of the usual size."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from subjects import SIZE, batch, network, subject
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes that the compiled code was called with; torch compiles nothing."""
+    """The sizes the compiled code was called with; torch compiles nothing."""
     found: list[int] = []
 
     def compiled(function: Any, *, mode: str, dynamic: bool) -> Any:
@@ -59,4 +59,4 @@ def test_samples_of_a_dict_are_counted(calls: list[int]) -> None:
     compile_model(model, "default", frozenset({SIZE}))
     model({"x": inputs})
     model({"x": inputs[:3]})
-    assert calls == [1]  # by a dict of one tensor
+    assert calls == [1]  # with a dict of one tensor

@@ -1,4 +1,4 @@
-"""What a trial found is found once, also where several workers ask at the same time."""
+"""The outcome of a trial is measured once, even if several workers ask at the same time."""
 
 import os
 import threading
@@ -95,7 +95,7 @@ def test_one_of_several_concurrent_requests_measures() -> None:
     def measure() -> Outcome:
         for _ in range(4):
             assert asked.acquire(timeout=30)
-        time.sleep(0.1)  # so that the others stand before the lock, or would be through
+        time.sleep(0.1)  # so that the others wait at the lock, or would have passed it
         return OUTCOME
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""However a worker computes, a run comes to the same: by hand, and by what a trial found."""
+"""A run gives the same result with any speed settings, set by hand or by a trial."""
 
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def test_store_keeps_strides_and_values(tmp_path: Path, case: str, where: dict[s
     _, results = _run(tmp_path, case, channels_last=True, **where)
     plain = _plain(is_channels_last=True, case=case)
     for result in results:
-        # Between accelerators the optimizer's state is in the store only when they have left it.
+        # Between accelerators the optimizer state is in the store only after they leave.
         names = set(plain) if where != {"path": "collective"} else set(plain) & set(result)
         assert {"0.weight", "channels last"} <= names
         assert differ({n: result[n] for n in names}, {n: plain[n] for n in names}) < CLOSE
@@ -58,7 +58,7 @@ def test_store_keeps_strides_and_values(tmp_path: Path, case: str, where: dict[s
 def test_compiled_model_works_under_every_protocol(
     tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graph is run as it was captured: what is generated from it is torch's business."""
+    """The captured graph is run directly: generated code is torch's responsibility."""
     original, calls = torch.compile, []
 
     def captured(function: Any, *, mode: str, dynamic: bool) -> Any:
@@ -77,7 +77,7 @@ def test_compiled_model_works_under_every_protocol(
     _, eager = _run(tmp_path / "eager", **settings)
     assert not calls
     _, results = _run(tmp_path / "compiled", compile="default", **settings)
-    # An epoch's last batch, of 4 samples, is computed eagerly.
+    # The last batch of an epoch, of 4 samples, runs eagerly.
     assert set(calls) == {6 if protocol in ("full-sync", "k-batch-sync:2", "k-batch-async:2",
                                             "local-sgd:2") else 12}  # fmt: skip
     for one, other in zip(results, eager, strict=True):
@@ -137,7 +137,7 @@ def test_deterministic_run_names_only_options_it_would_try() -> None:
 
 
 class Addressed(torch.nn.Sequential):
-    """A model whose text holds the address of an object."""
+    """A model whose repr contains the address of an object."""
 
     def __init__(self, activation: object) -> None:
         super().__init__(speeds.network())
@@ -198,10 +198,10 @@ def test_loaded_momentum_stays_with_its_elements(is_chosen: bool) -> None:
 def test_data_without_loader_workers_stays_in_its_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What its loop changes there would not reach others, nor would what it drew be the same."""
+    """Changes by its loop would not reach other processes, and draws would differ."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(fast, "CANDIDATES", (LoaderWorkers(), CopiesAhead()))
-    monkeypatch.setattr(trial, "compare", lambda *_: [2.0])  # whatever is tried is twice as fast
+    monkeypatch.setattr(trial, "compare", lambda *_: [2.0])  # every option is twice as fast
     original, found = fast.try_all, []
 
     def noted(*arguments: Any) -> Any:

@@ -1,7 +1,7 @@
-"""A trial keeps what helps, refuses what changes the numbers, and leaves the user's objects alone.
+"""A trial keeps options that help, refuses those that change results, and restores all objects.
 
-Candidates are planted: a step that takes a known time of a clock that only steps move, so that what
-each is worth is known on any machine.
+Candidates are planted: a step takes a known time on a clock that only steps advance, so that the
+gain of each is known on any machine.
 """
 
 import itertools
@@ -29,7 +29,7 @@ SLOW_S, FAST_S = 0.02, 0.01
 
 
 class Clock:
-    """Moves when it is told."""
+    """A clock that advances on request."""
 
     now_s = 100.0
 
@@ -103,7 +103,7 @@ def test_option_that_halves_a_step_is_kept_with_its_gain() -> None:
 
 
 class HeldUp(Waiting):
-    """Its step takes much longer as long as the machine does something else."""
+    """Its step takes much longer while the machine is busy otherwise."""
 
     until_s = 0.0
 
@@ -115,7 +115,7 @@ class HeldUp(Waiting):
 
 @dataclass
 class Beside(Planted):
-    """One that is tried while the machine does something else for so long."""
+    """A candidate that is tried while the machine is busy otherwise for some time."""
 
     lasts_s: float = 5.0
 
@@ -125,7 +125,7 @@ class Beside(Planted):
             HeldUp.until_s = clock.now_s + self.lasts_s
 
 
-@pytest.mark.parametrize("lasts_s", [4.0, 6.0])  # so long as one measurement, or as two
+@pytest.mark.parametrize("lasts_s", [4.0, 6.0])  # as long as one measurement, or two
 def test_gain_of_a_disturbed_moment_is_not_kept(lasts_s: float) -> None:
     outcome = trial.try_all(
         subject(HeldUp()), Speed(), [Beside(0.99 * SLOW_S, lasts_s=lasts_s)], 60.0
@@ -158,7 +158,7 @@ def test_option_that_changes_the_loss_is_refused() -> None:
 
 @dataclass
 class Hasty(Planted):
-    """One whose first loss is right, and whose update is another."""
+    """A candidate whose first loss is right but whose update differs."""
 
     def apply(self, objects: Objects, value: Value) -> None:
         super().apply(objects, value)
@@ -180,7 +180,7 @@ def test_option_with_nan_loss_is_refused() -> None:
 
 @dataclass
 class Several(Planted):
-    """One with two options: the second is better than the first."""
+    """A candidate with two options, the second better than the first."""
 
     def options(self, of: TrialSubject, speed: Speed) -> tuple[Value, ...]:
         return ("good", "better")
@@ -254,7 +254,7 @@ def test_loader_without_time_left_is_named_as_untried() -> None:
 
 @dataclass
 class Threaded(Planted):
-    """One that is faster with another number of threads."""
+    """A candidate that is faster with another number of threads."""
 
     name: str = "threads"
     count: int = 0
@@ -386,7 +386,7 @@ def test_alarm_at_the_end_of_its_block_leaves_the_other_alarm(
 
 
 def test_alarm_before_the_cleanup_leaves_the_other_alarm() -> None:
-    """After the block, and before it is disarmed."""
+    """After the block, before the alarm is disarmed."""
     code = pairs.time_limit.__wrapped__.__code__  # type: ignore[attr-defined]  # by functools.wraps
 
     def ring_in_the_next_line(frame: FrameType, event: str, argument: object) -> Any:
@@ -406,7 +406,7 @@ def test_alarm_before_the_cleanup_leaves_the_other_alarm() -> None:
 
 
 def test_time_limit_needs_a_python_signal_handler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It could not be put back."""
+    """Another handler could not be restored."""
     with another_alarm(), monkeypatch.context() as patch:
         patch.setattr(signal, "getsignal", lambda number: None)
         with pairs.time_limit(50.0):
@@ -419,7 +419,7 @@ def too_early(number: int, frame: object) -> None:
 
 @contextmanager
 def another_alarm() -> Iterator[None]:
-    """A repeating alarm of somebody else, which must be there afterwards."""
+    """A repeating alarm of other code, which must still be there afterwards."""
     handler = signal.signal(signal.SIGALRM, too_early)
     timer = signal.setitimer(signal.ITIMER_REAL, 100.0, 7.0)
     try:
