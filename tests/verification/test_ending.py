@@ -1,4 +1,4 @@
-"""A script that is run for its updates alone ends where they are made, and leaves in order."""
+"""A script run only for its updates ends after them, cleanly."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Models that are equal under N workers are proved so; three planted errors are found by name."""
+"""Models equal under N workers are verified; three planted errors are named."""
 
 import gc
 import json
@@ -44,8 +44,8 @@ def replicas() -> list[Replica]:
 
 
 def test_verify_leaves_no_model_in_this_process() -> None:
-    """Neither a worker's model nor the whole data set, of which it takes a few samples."""
-    before = {id(one) for one in replicas()}  # what other tests of this process hold
+    """Neither the model of a worker nor the whole data set, of which it takes a few samples."""
+    before = {id(one) for one in replicas()}  # held by other tests of this process
     verify("softmax", (2,))
     gc.collect()
     assert not [one for one in replicas() if id(one) not in before]
@@ -85,7 +85,7 @@ def test_samples_that_are_no_pairs_are_refused() -> None:
 
 
 def test_changed_learning_rate_exceeds_the_allowed_difference() -> None:
-    """Another rate in one of the two gives a difference far above what is allowed."""
+    """Another rate in one of the two gives a difference far above the allowed one."""
     task = replace(PLAIN_SGD, data=lambda: samples(12), epochs=1)
     gap = plain.differ(plain.plain_loop(task), plain.plain_loop(task, lr=0.29))
     assert gap > 100 * ALLOWED["float32"]
@@ -102,7 +102,7 @@ def test_nonfinite_tensor_in_one_model_differs_anywhere(
 
 
 def test_infinities_in_both_models_are_no_difference() -> None:
-    """As the mask of a causal model: ``-inf - -inf`` is no number."""
+    """As in the mask of a causal model: ``-inf - -inf`` is nan."""
     one = {"mask": torch.full((3, 3), -math.inf).triu(1), "seen": torch.tensor([3])}
     other = {name: value.clone() for name, value in one.items()}
     assert plain.largest_difference(one, other) == ("", 0.0)
@@ -113,7 +113,7 @@ def test_infinities_in_both_models_are_no_difference() -> None:
 
 
 def test_nan_is_not_attributed_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would be as large as what rounding makes, and so be allowed."""
+    """Otherwise it would equal the rounding and be allowed."""
     first = cases.FirstUpdate(losses=(1.0,), samples=(2,), weights=(1.0,))
     left = {"state": {"spread": torch.tensor([math.nan])}, "own": False}
     monkeypatch.setattr(of_script.ScriptSubject, "_run", lambda *given: (left, first, (2,)))
@@ -139,7 +139,7 @@ def test_batch_norm_is_named_and_the_rest_is_verified_without_it() -> None:
 
 
 class Dropping(nn.Module):
-    """A layer that draws, without a layer of torch's that does."""
+    """A layer that draws random numbers without a random layer of torch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def test_dropout_is_named_as_random() -> None:
 
 
 class Centred(nn.Module):
-    """A layer of the user's own that looks at its batch, and is no norm of torch's."""
+    """A custom layer that depends on its batch and is no norm of torch."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         return inputs - inputs.mean(dim=0)
@@ -175,7 +175,7 @@ def test_custom_layer_is_named() -> None:
     found = verify(replace(PLAIN_SGD, model=centred), (2,))
     assert found.causes[0].what == "1 (Centred)"
     assert found.aside is not None
-    assert not found.aside.is_equal  # eval does nothing to it
+    assert not found.aside.is_equal  # eval() does not change it
 
 
 SCRIPT = """
