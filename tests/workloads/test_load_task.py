@@ -1,4 +1,4 @@
-"""From a name to a task, also to the user's own; and what is said when there is none."""
+"""Tasks by name, including custom ones, and the errors if there is none."""
 
 import sys
 from collections.abc import Iterator

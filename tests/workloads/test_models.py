@@ -1,4 +1,4 @@
-"""The networks are those of the chapter: sizes, initialisation, settings."""
+"""The networks match the chapter: sizes, initialisation, settings."""
 
 import pytest
 import torch

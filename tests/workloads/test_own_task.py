@@ -1,4 +1,4 @@
-"""A task whose parts are not as expected is told which, in one sentence."""
+"""An invalid part of a task is named in one sentence."""
 
 from collections.abc import Callable
 from dataclasses import replace

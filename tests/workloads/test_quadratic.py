@@ -1,4 +1,4 @@
-"""The constants that theory is given are those of the function."""
+"""The constants given to theory are those of the function."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Every task of the table keeps its promises, and some are seen to learn."""
+"""Every task of the table keeps the contract, and some are tested to learn."""
 
 import inspect as python_inspect
 import math
@@ -91,7 +91,7 @@ def test_factories_are_called_with_workers_init_and_chooser() -> None:
         assert names == ["num_workers", "init", "chooser"]
 
 
-# resnet18 is too slow to be trained in a unit test.
+# resnet18 is too slow to train in a unit test.
 @pytest.mark.parametrize(
     ("name", "init", "num_epochs"),
     [("softmax", None, 3), ("lenet", "default", 3), ("quadratic", None, 1)],
