@@ -1,7 +1,7 @@
-"""Whatever is wrong with a command, a script, its data or the machine: one clear message.
+"""Errors in a command, a script, its data or the machine give one clear message.
 
-Everything goes through the command line as a user gives it: the exit code, the words of the
-message, no traceback, and no process left behind.
+Each test uses the command line as a user does, and checks the exit code, the message, that there
+is no traceback, and that no process is left behind.
 """
 
 import json
@@ -64,7 +64,7 @@ few = paceline.Task(
 
 
 def script(folder: Path, fault: str = "pass", after: str = "pass") -> str:
-    """A training script with something wrong in it."""
+    """A training script with a fault in it."""
     path = folder / "train.py"
     path.write_text(SETUP.replace("FAULT", fault).replace("AFTER", after))
     return str(path)
@@ -72,7 +72,7 @@ def script(folder: Path, fault: str = "pass", after: str = "pass") -> str:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty folder as the current one, and no setting in the environment."""
+    """An empty current folder, and no settings in the environment."""
     monkeypatch.chdir(tmp_path)
     for name in NAMES:
         monkeypatch.delenv(f"PACELINE_{name.upper()}", raising=False)
@@ -81,7 +81,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def paceline(here: Path, capsys: pytest.CaptureFixture[str]) -> Say:
-    """The command line: its exit code and all that it says; nothing is left running."""
+    """Run the command line; return exit code and output, and check that no process is left."""
 
     def say(*tokens: str) -> tuple[int, str]:
         with nothing_left():
@@ -230,7 +230,7 @@ def test_refused_run_removes_only_its_own_files(paceline: Say, here: Path) -> No
     assert (here / "runs" / "latest").readlink() == Path("before")
 
 
-# -- batches, data, memory: refused, or said in the plan ---------------------------------------
+# -- batches, data, memory: refused, or reported in the plan -----------------------------------
 
 
 def test_uneven_batch_is_reported_and_weighted(paceline: Say, here: Path) -> None:
@@ -248,7 +248,7 @@ def test_more_workers_than_samples_are_refused(paceline: Say, here: Path) -> Non
     code, said = paceline("train", "mytasks:few", "--workers", "4")
     assert code == 2
     assert "3 samples cannot be shared by 4 mini-batches; use fewer workers or a small" in said
-    assert "--batch-size" not in said  # a larger one would not help
+    assert "--batch-size" not in said  # a larger batch would not help
 
 
 def test_batch_smaller_than_the_workers_is_refused_with_remedies(paceline: Say) -> None:
@@ -260,7 +260,7 @@ def test_batch_smaller_than_the_workers_is_refused_with_remedies(paceline: Say) 
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that can fetch nothing."""
+    """A machine without a network."""
 
     def fail(*_: object) -> None:
         raise SourceError("no network in this test")
@@ -319,7 +319,7 @@ def test_too_little_shared_memory_is_reported_before_the_start(
 
 
 def message_of(said: str) -> list[str]:
-    """The lines of the error, which is the last thing said."""
+    """The lines of the error, which ends the output."""
     return said[said.index("error: ") :].splitlines()
 
 
@@ -438,7 +438,7 @@ def test_script_that_exits_is_reported_with_line_and_log(paceline: Say, here: Pa
 
 
 def test_script_that_never_connects_is_shown_the_four_lines(paceline: Say, here: Path) -> None:
-    """And what one worker printed, also where the others come to their print later."""
+    """And the output of one worker, even if the others print later."""
     (here / "alone.py").write_text(
         "import os, time\ntime.sleep(int(os.environ['RANK']) / 2)\nprint('trained alone')\n"
     )
@@ -461,7 +461,9 @@ INF = "if step == 2 and pace.worker == 1: outputs = outputs * float('inf')"
 
 @pytest.mark.parametrize(("protocol", "step"), [("full-sync", 2), ("async", 0)])
 def test_nonfinite_gradient_is_named(protocol: str, step: int, paceline: Say, here: Path) -> None:
-    path = script(here, INF.replace("step == 2", f"step == {step}"))  # async promises one step each
+    path = script(
+        here, INF.replace("step == 2", f"step == {step}")
+    )  # async guarantees one step each
     code, said = paceline("launch", "--workers", "2", "--protocol", protocol, path)
     assert code == 1
     assert f"worker 1: the gradient of 'weight' is not finite at step {step}" in said

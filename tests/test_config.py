@@ -1,4 +1,4 @@
-"""Settings: who wins, what is refused, and whether the message helps."""
+"""Settings: priority of sources, refusals, and helpful messages."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ from paceline.protocols.outer import SPELLINGS
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No settings file of the developer's own may lie here."""
+    """Hide settings files of the developer."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

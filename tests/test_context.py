@@ -1,4 +1,4 @@
-"""What a member is told comes back from JSON as it was."""
+"""The context of a member survives JSON."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The only door: few names, all there, and light to open."""
+"""The public names of the package: few, all present, and cheap to import."""
 
 import subprocess
 import sys
@@ -55,7 +55,7 @@ def test_help_loads_no_heavy_module(module: str) -> None:
 
 @pytest.mark.parametrize("module", ["torch", "numpy"])
 def test_launcher_loads_no_heavy_module(module: str) -> None:
-    """Its workers do: it takes seconds, and the memory of a process of its own."""
+    """Only its workers do: it takes seconds and the memory of another process."""
     code = (
         "import sys; from paceline.launch import launcher;"
         "from paceline.engines.local import client;"

@@ -1,4 +1,4 @@
-"""A value is of the type that it must have, or it is refused; none is taken on trust."""
+"""Each value is checked for its type or refused."""
 
 import math
 from collections.abc import Callable

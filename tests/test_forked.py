@@ -1,4 +1,4 @@
-"""A program that is forked does what python does with it: what tests of ranks stand on."""
+"""A forked program behaves as under python; tests of ranks rely on this."""
 
 import os
 import subprocess
@@ -68,7 +68,7 @@ def test_forked_program_has_the_interface_of_popen(tmp_path: Path) -> None:
 
 
 def test_output_ends_when_no_process_can_write(tmp_path: Path) -> None:
-    """As a pipe's is: a process that is left behind is waited for."""
+    """As with a pipe: a process left behind is waited for."""
     code = "import os, sys, time\nif os.fork() == 0:\n    time.sleep(0.5)\n    print('late')"
     (tmp_path / "leaves.py").write_text(code)
     begun_s = time.monotonic()

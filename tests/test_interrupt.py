@@ -1,4 +1,4 @@
-"""Ctrl-C: the run ends at the next step with whole files, and leaves no process behind."""
+"""Ctrl-C: the run ends at the next step with complete files and leaves no process behind."""
 
 import contextlib
 import json
@@ -106,7 +106,7 @@ for epoch in pace.epochs(1000):
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty folder as the current one, and no setting in the environment."""
+    """An empty current folder, and no settings in the environment."""
     monkeypatch.chdir(tmp_path)
     for name in NAMES:
         monkeypatch.delenv(f"PACELINE_{name.upper()}", raising=False)
@@ -114,7 +114,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def begin(*tokens: str, script: str = "", within: Sequence[str] = ()) -> "subprocess.Popen[str]":
-    """The command line in a process group of its own; ``within``: of this command."""
+    """Start the command line in its own process group; ``within``: run by this command."""
     tokens = (*tokens, "--workers", "2", "--run-dir", "run", *([script] if script else []))
     return subprocess.Popen(
         [*within, sys.executable, "-m", "paceline", *tokens],
@@ -134,7 +134,7 @@ def wait_for(run: "subprocess.Popen[str]", path: Path) -> None:
 
 
 def still_running(processes: Iterable[psutil.Process], after_s: float) -> list[psutil.Process]:
-    """Those that have not ended by then; an orphan whose end nobody asked for has ended, too."""
+    """Processes still running by then; an orphaned zombie counts as ended."""
     _, alive = psutil.wait_procs(list(processes), timeout=after_s)
     running = []
     for one in alive:
@@ -144,7 +144,7 @@ def still_running(processes: Iterable[psutil.Process], after_s: float) -> list[p
 
 
 def wait_for_epoch(run: "subprocess.Popen[str]") -> list[psutil.Process]:
-    """Wait until it trains; its processes."""
+    """Wait until the run trains; return its processes."""
     assert run.stdout is not None
     while not run.stdout.readline().startswith("epoch 1"):
         assert run.poll() is None
@@ -154,7 +154,7 @@ def wait_for_epoch(run: "subprocess.Popen[str]") -> list[psutil.Process]:
 def finish(
     run: "subprocess.Popen[str]", folder: Path, number: signal.Signals = signal.SIGINT
 ) -> str:
-    """Wait for the end of an interrupted run and check what every such run must leave."""
+    """Wait for the end of an interrupted run and check the files it must leave."""
     out, err = run.communicate(timeout=60)
     assert run.returncode == 128 + number, out + err
     assert "Traceback" not in err
@@ -195,7 +195,7 @@ def test_double_signal_of_timeout_stops_a_run_softly(here: Path) -> None:
     run = begin("launch", script="train.py", within=("timeout", "60"))
     wait_for(run, here / "trains")
     time.sleep(0.3)
-    run.terminate()  # as when its time is over: to the child, and then to all its group
+    run.terminate()  # as on a timeout: to the child, and then to its whole group
     out, err = run.communicate(timeout=60)
     assert run.returncode == 143, out + err
     assert "Traceback" not in err
@@ -218,7 +218,7 @@ def test_ctrl_c_with_json_prints_a_summary(here: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_before_the_first_step_leaves_nothing(number: signal.Signals, here: Path) -> None:
     run = begin("train", "quadratic", "--json", "--epochs", "100000")
-    while not psutil.Process(run.pid).children():  # it has begun to start workers
+    while not psutil.Process(run.pid).children():  # until it starts workers
         assert run.poll() is None
     started = psutil.Process(run.pid).children()
     run.send_signal(number)
@@ -233,7 +233,7 @@ def test_ctrl_c_before_the_first_step_leaves_nothing(number: signal.Signals, her
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no parent-death signal")
 def test_children_of_a_killed_worker_end_with_it(here: Path) -> None:
-    """A DataLoader's workers look only every five seconds whether they still have a parent."""
+    """Workers of a DataLoader check only every five seconds whether their parent lives."""
     (here / "train.py").write_text(FORKS)
     run = begin("launch", "--protocol", "async", script="train.py")
     wait_for(run, here / "forked")

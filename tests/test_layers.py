@@ -1,7 +1,7 @@
-"""Imports point one way: from the tools down to the words, never back.
+"""Imports point one way: from the tools down to the basic values, never back.
 
-The table below is the architecture (docs/design.md, "Layout"): a module may import what stands
-above it in the table or beside it in its own group, and nothing that stands below.
+The table below is the architecture (docs/design.md, "Layout"): a module may import modules above
+it in the table or in its own group, and none below.
 """
 
 import ast
@@ -69,8 +69,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     "torch": ("torch",),
     "tensors": ("torch",),
 }
-"""What a module must not import that says, with one of these words, what it must not know. The
-contract of a family, its ``base.py``, is what all may know of it."""
+"""Forbidden imports of a module that says, with one of these words, what it must not know. The
+contract of a family, its ``base.py``, may be known by all."""
 
 FILES = sorted(path for path in ROOT.rglob("*.py") if "__pycache__" not in path.parts)
 
@@ -125,7 +125,7 @@ def test_imports_point_down() -> None:
         for name, line in imports_of(path):
             there = name.split(".")[1]
             if not (ROOT / there).is_dir() and not (ROOT / f"{there}.py").is_file():
-                continue  # a name of the door itself: __version__
+                continue  # a name of the package itself: __version__
             if layer_of(there) > layer_of(here):
                 upwards.append(f"{path}:{line} imports upwards: {name}")
     assert upwards == []
@@ -159,7 +159,7 @@ def unknown_to(path: Path) -> list[str]:
 
 @functools.cache
 def all_imports_of(path: Path) -> list[str]:
-    """Ours and others', by their whole names."""
+    """All imports, ours and others, by their full names."""
     others = [
         name
         for node in ast.walk(tree_of(path))
@@ -175,7 +175,7 @@ def all_imports_of(path: Path) -> list[str]:
 
 
 def test_module_respects_its_must_not_know_sentence() -> None:
-    """What a folder's ``__init__`` says holds for all of its files."""
+    """The sentence of a folder's ``__init__`` applies to all its files."""
     known = []
     for path in FILES:
         words = [word for word in unknown_to(path) if word in WORDS]
@@ -192,11 +192,11 @@ def test_module_respects_its_must_not_know_sentence() -> None:
 
 def test_must_not_know_sentences_are_found() -> None:
     found = [word for path in FILES for word in unknown_to(path) if word in WORDS]
-    assert len(found) > 100  # fails where this test no longer finds them
+    assert len(found) > 100  # fails if this test no longer finds them
 
 
 def test_folders_have_no_import_cycles() -> None:
-    """Late imports counted, whatever the layers say."""
+    """Including late imports, whatever the layers."""
     graph: dict[str, set[str]] = {}
     for path in FILES:
         here = module_of(path).split(".")[0]
@@ -218,7 +218,7 @@ def test_class_names_are_unique() -> None:
 
 
 def test_every_folder_docstring_lists_its_files() -> None:
-    """Its ``__init__`` says what lies in it, name by name."""
+    """The ``__init__`` of a folder describes each of its files."""
     for path in FILES:
         if path.name != "__init__.py" or path.parent == ROOT:
             continue

@@ -1,4 +1,4 @@
-"""The accuracy is found among a script's own names."""
+"""The accuracy is found among the metric names of a script."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which pass over the loader comes next, from the numbers alone."""
+"""The next pass over the loader, computed from the numbers alone."""
 
 from collections.abc import Sequence
 
@@ -56,7 +56,7 @@ def test_next_place_of_other_workers_is_computed(
 
 
 def _gone_through(passes: Passes, values: Sequence[int]) -> list[int]:
-    """A loop over these values of ``pace.epochs``: what is yielded."""
+    """The values yielded by a loop over ``pace.epochs``."""
     first = passes.enter(values)
     found = []
     for index in range(len(values) if first is None else first, len(values)):
@@ -69,7 +69,7 @@ def _gone_through(passes: Passes, values: Sequence[int]) -> list[int]:
 
 
 AT_6 = ScriptPlace(6, 6, value=6, first=0)
-"""In the seventh of ``range(10)``."""
+"""A place in the seventh value of ``range(10)``."""
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_script_that_starts_beyond_the_run_is_refused(values: Sequence[int], giv
 
 
 def test_each_loop_resumes_by_its_own_number() -> None:
-    """The first one has that value, too."""
+    """The first loop has the same value."""
     passes = Passes(3, ScriptPlace(3, 3, loop=1, first=0, value=1))
     assert [_gone_through(passes, range(2)), passes.has_missed] == [[], True]
     assert [_gone_through(passes, range(2)), passes.has_missed] == [[1], False]

@@ -1,4 +1,4 @@
-"""The plan of a run says what will happen, in numbers."""
+"""The plan of a run states in numbers what will happen."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""A run made again from its folder is the run, bit for bit; what is not as it was is named."""
+"""The replay of a run from its folder is bitwise equal; differences are named."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def run(folder: Path, task: str = "tiny:WITH_BATCH_NORM", **settings: Any) -> Ru
 @pytest.mark.parametrize("task", ["WITH_BATCH_NORM", "LAYERS"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_replay_of_a_live_run_is_bitwise_equal(tmp_path: Path, protocol: str, task: str) -> None:
-    """One push at a time where a model keeps statistics, else in rows."""
+    """Push by push if the model keeps statistics, otherwise in rows."""
     live = run(tmp_path, f"tiny:{task}", protocol=protocol, delay=("exp:2ms",), slow=("0=2x",))
     found = replay(live.folder)
     assert found.difference == ""
@@ -66,14 +66,14 @@ def test_replay_of_a_live_run_is_bitwise_equal(tmp_path: Path, protocol: str, ta
 )
 @pytest.mark.parametrize("task", ["WITH_BATCH_NORM", "LAYERS"])
 def test_replay_is_equal_on_every_path(tmp_path: Path, task: str, settings: dict[str, Any]) -> None:
-    """Tails of an epoch that are no whole update are rounded otherwise between peers."""
+    """Incomplete updates at the end of an epoch are rounded differently between peers."""
     live = run(tmp_path, f"tiny:{task}", **{"protocol": "full-sync", **settings})
     found = replay(live.folder)
     assert (found.difference, found.is_model_equal) == ("", True)
 
 
 def test_replay_of_a_compiled_model_is_equal(tmp_path: Path) -> None:
-    """Its file has the names of the module in it, and no state that is no tensor."""
+    """Its file has the names of the original module, and only tensors."""
     live = run(tmp_path, "tiny:COMPILED", engine="inline", updates=4)
     assert set(live.state) == {"0.weight", "0.bias", "2.weight", "2.bias"}
     found = replay(live.folder)
@@ -108,7 +108,7 @@ def test_replay_under_the_distance_rule_is_equal(tmp_path: Path, task: str) -> N
                     r"now \S+$", replay(live.folder).difference)  # fmt: skip
 
 
-# -- runs that were resumed ------------------------------------------------------------------------
+# -- resumed runs ----------------------------------------------------------------------------------
 
 
 def resumed(
@@ -118,7 +118,7 @@ def resumed(
     task: str = "WITH_BATCH_NORM",
     **settings: Any,
 ) -> Run:
-    """A run that was stopped after so many updates each time, and gone on with."""
+    """A run that was stopped after each of these numbers of updates and resumed."""
     program = TaskProgram(task=f"tiny:{task}")
     chosen = {"workers": 3, "threads": 1, "device": "cpu", "engine": "inline", **settings}
     chosen["run_dir"] = str(folder / "run")
@@ -137,7 +137,7 @@ def resumed(
 def test_replay_of_a_resumed_run_is_equal(
     tmp_path: Path, protocol: str, cuts: list[int], task: str
 ) -> None:
-    """Stopped inside an epoch, or at its end; once or twice."""
+    """Stopped within an epoch or at its end; once or twice."""
     live = resumed(tmp_path, cuts, {}, task, protocol=protocol)
     assert len([one for one in live.records if isinstance(one, Resumed)]) == len(cuts)
     found = replay(live.folder)
@@ -152,7 +152,7 @@ def test_replay_of_a_resumed_run_between_peers_is_equal(tmp_path: Path) -> None:
 
 
 def test_replay_of_a_run_resumed_in_flight_is_equal(tmp_path: Path) -> None:
-    """What came after the checkpoint was lost, and what was in flight then is free again."""
+    """Work after the checkpoint is lost, and work then in flight is free again."""
     every = {"protocol": "async", "checkpoint_every": "2 updates", "keep": 100}
     live = resumed(tmp_path, [], {}, **every, engine="local", workers=2, delay=("250ms",))
     checkpoints = live.folder / "checkpoints"
@@ -202,7 +202,7 @@ def test_unreplayable_resume_is_refused_by_name(
     assert (found.version, found.difference) == (3, "")
 
 
-# -- what is not as it was -------------------------------------------------------------------------
+# -- differences -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", ["full-sync", "k-async:2"])
@@ -210,7 +210,7 @@ def test_unreplayable_resume_is_refused_by_name(
 def test_replay_of_a_run_with_killed_workers_is_equal(
     tmp_path: Path, name: str, protocol: str
 ) -> None:
-    """Peers go on through the store, and who is left does the work of who is not."""
+    """Peers continue through the store, and the remaining workers do all the work."""
     task = with_fault(getattr(tiny, name), Fault(call=4))
     live = train(task, tmp_path, workers=3, protocol=protocol)
     assert live.left == ["killed by signal 9"]
@@ -227,7 +227,7 @@ def test_stopped_run_is_replayed_to_its_end(tmp_path: Path) -> None:
 
 
 def test_truncated_trace_is_equal_as_far_as_it_goes(tmp_path: Path) -> None:
-    """After each of its last lines, so also between a push and what follows from it."""
+    """Cut after each of its last lines, so also between a push and its consequences."""
     live = run(tmp_path, workers=2, updates=3)
     lines = (live.folder / FILE_NAME).read_text().splitlines(keepends=True)
     pushed = max(i for i, line in enumerate(lines) if re.search('"kind": ?"pushed"', line))
@@ -262,7 +262,7 @@ def _edit(live: Run, pattern: str, change: Any, number: int) -> None:
 
 
 def _late_and_others(live: Run) -> tuple[list[int], list[int]]:
-    """The places among all pushes of those that came late, and of those that counted."""
+    """The indices of late pushes, and of pushes that counted."""
     late = {one.ticket[:2] for one in live.every_order() if isinstance(one, Late)}
     pushed = [one.fact.ticket[:2] for one in live.records if isinstance(one, Handed)]
     places = range(len(pushed))
@@ -295,7 +295,7 @@ def test_loss_of_every_applied_push_is_compared(tmp_path: Path) -> None:
 
 
 def test_late_push_is_not_replayed(tmp_path: Path) -> None:
-    """Another won its mini-batch, as in an epoch's tail: its loss is in no update."""
+    """Another worker won its mini-batch, as at the end of an epoch: its loss is in no update."""
     live = run(tmp_path, engine="inline", protocol="k-sync:2")
     _beaten_push_arrives(live)
     late, _ = _late_and_others(live)
@@ -305,7 +305,7 @@ def test_late_push_is_not_replayed(tmp_path: Path) -> None:
 
 
 def _beaten_push_arrives(live: Run) -> None:
-    """The first work that was called off comes in nevertheless, after that update."""
+    """Let the first cancelled push arrive after that update."""
     path = live.folder / FILE_NAME
     lines = path.read_text().splitlines(keepends=True)
     rows = [json.loads(line) for line in lines]
@@ -404,7 +404,7 @@ def test_settings_that_keep_every_bit_are_replayed(
 def test_average_by_a_collective_is_refused_on_a_cpu(
     tmp_path: Path, collective: str, words: str
 ) -> None:
-    """It adds in an order of its own: with three workers another than the members'."""
+    """It sums in its own order: with three workers not that of the members."""
     live = run(tmp_path, protocol="full-sync", collective=collective)
     assert live.path == "collective"
     with pytest.raises(ConfigError, match=words):

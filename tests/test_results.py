@@ -1,4 +1,4 @@
-"""The pages of measured figures: each is of one program and names its commit."""
+"""The pages of measured figures each name one program and its commit."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run's folder: made or found, held by one run, and taken away without a trace."""
+"""The folder of a run: created or found, held by one run, and removed without a trace."""
 
 import errno
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_latest_stays_with_a_run_started_after_a_refused_one() -> None:
     assert (RUNS / "latest").resolve() == third.path.resolve()
     third.discard([])
     third.close()
-    assert not (RUNS / "latest").is_symlink()  # it does not lead to what is gone
+    assert not (RUNS / "latest").is_symlink()  # no dangling link
     first.close()
 
 

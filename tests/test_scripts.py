@@ -1,4 +1,4 @@
-"""Every script of the corpus is right, or refused by name: alone, and by several workers in turn.
+"""Every script of the corpus is right or refused by name: alone, and with several workers.
 
 All configurations of every script: ``make scripts``.
 """

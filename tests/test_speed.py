@@ -1,4 +1,4 @@
-"""How a worker computes, and what a trial found, as values that survive a file."""
+"""The speed settings of a worker and the outcome of a trial survive a file."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Rules by which a metric ends a run."""
+"""Rules that end a run by a metric."""
 
 import math
 

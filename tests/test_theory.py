@@ -1,4 +1,4 @@
-"""Closed forms against cases that can be done by hand, against each other and against draws."""
+"""Closed forms against hand-computed cases, against each other, and against samples."""
 
 import math
 import random
@@ -128,7 +128,7 @@ def test_order_statistics_of_any_distribution_average_to_its_mean(text: str) -> 
 
 
 def test_maximum_of_four_erlangs_is_computed_by_sampling() -> None:
-    # E[max] = integral of 1 - F^4, F(x) = 1 - e^-x (1 + x), done by summing.
+    # E[max] = integral of 1 - F^4, F(x) = 1 - e^-x (1 + x), computed as a sum.
     wanted = sum(
         0.001 * (1 - (1 - math.exp(-x) * (1 + x)) ** 4) for x in (i * 0.001 for i in range(40_000))
     )

@@ -1,4 +1,4 @@
-"""The standard loop takes pairs, and data that gathers whole batches at its word."""
+"""The standard loop takes pairs, and uses data sets that gather whole batches."""
 
 import pytest
 import torch
