@@ -1,4 +1,4 @@
-"""What is wrong with a run that was struck; nothing where all is as it should be.
+"""The complaints about a run that was struck; none if all is right.
 
     no hang      it ends within a limit, and ten seconds after the first TERM or Ctrl-C
     in words     no traceback; what ended it can end a run, and is said
@@ -30,16 +30,16 @@ CLOSE = 1e-9
 MOST_ASKED_S = 10.0
 _TRACEBACK = re.compile(r"Traceback \(|Exception ignored|Fatal Python error: (?!Segm)|Error in sys")
 _FOR_GOOD = ("KILL", "SEGV", "HUP", "TERM", "INT")
-"""What may end a launcher."""
+"""Allowed ends of a launcher."""
 _DEADLY = ("KILL", "SEGV", "STOP")
-"""What may end all others; the rest they leave to the launcher."""
+"""Allowed ends of other processes; the rest is reported by the launcher."""
 _WORDS = ("it is not restarted", "after the last update")
-"""Of what may end a run with ``--respawn``: a death for ever, or one at the end of its script."""
+"""Of these, allowed with ``--respawn``: a permanent death, or one at the end of a script."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One plan, what came of it, and what is wrong with that; ``complaints`` by kind."""
+    """One plan, its outcome, and the ``complaints`` about it by kind."""
 
     plan: Plan
     outcome: Outcome
@@ -47,13 +47,13 @@ class Trial:
 
 
 def trial(plan: Plan, folder: Path) -> Trial:
-    """A plan from its launch to its complaints."""
+    """Run a plan and judge it."""
     outcome = carry_out(plan, folder)
     return Trial(plan=plan, outcome=outcome, complaints=judge(plan, outcome))
 
 
 def judge(plan: Plan, outcome: Outcome) -> dict[str, list[str]]:
-    """What is wrong, by kind: one of `KINDS`."""
+    """The complaints by kind, one of `KINDS`."""
     found: dict[str, list[str]] = {}
     struck = [one for i, one in enumerate(plan.strikes) if i in outcome.struck]
     for number, launch in enumerate(outcome.launches):
@@ -80,7 +80,7 @@ def _of_launch(plan: Plan, launch: Launch, struck: list[Strike]) -> list[tuple[s
 
 
 def _of_end(plan: Plan, launch: Launch, struck: list[Strike]) -> str:
-    """What is wrong with an end before the run's own."""
+    """The complaints about an early end of the run."""
     code = launch.code
     assert code is not None
     told = {one.signal for one in struck if one.target == "launcher"}
@@ -113,7 +113,7 @@ def _of_samples(plan: Plan, outcome: Outcome) -> list[tuple[str, str]]:
             found.append(("lost", f"epoch {epoch}: samples {lost}"))
         if doubled := [one for one, times in here.items() if times > (one in wanted)]:
             found.append(("doubled", f"epoch {epoch}: samples {doubled}"))
-    alive = _pids(run)  # others came to their end before the run began again
+    alive = _pids(run)  # others ended before the run was launched again
     finals = [one for one in outcome.finals if int(one.stem.rpartition("-")[2]) in alive]
     if not finals:
         found.append(("lost", "no worker came to the end of its script"))
@@ -131,7 +131,7 @@ def _of_samples(plan: Plan, outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def _pids(run: Run) -> set[int]:
-    """Of the workers since the run began, or was last gone on with."""
+    """Process numbers of the workers since the start or last resume of the run."""
     pids: set[int] = set()
     for one in run.records:
         if isinstance(one, Resumed):
@@ -142,7 +142,7 @@ def _pids(run: Run) -> set[int]:
 
 
 def expected(run: Run, num_samples: int) -> torch.Tensor:
-    """The weights that the updates of the trace make."""
+    """The weights that follow from the updates of the trace."""
     weights = torch.zeros(num_samples, dtype=torch.float64)
     orders = run.every_order()
     leases = leases_of(orders)

@@ -1,6 +1,6 @@
 """Scripts under torchrun as tests need them: real ranks over gloo, in a folder of their own.
 
-It must not know what a test claims.
+It must not know what tests assert.
 """
 
 import os
@@ -114,7 +114,7 @@ if mode == "needs batches":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """What came of the processes.
+    """The outcome of the processes.
 
     Attributes:
         said: their output and torchrun's, in one.
@@ -127,7 +127,7 @@ class Ended:
 
     @property
     def errors(self) -> list[str]:
-        """The causes that were told."""
+        """The reported causes."""
         return [line for line in self.said.splitlines() if line.startswith("error: ")]
 
     @property
@@ -136,7 +136,7 @@ class Ended:
 
 
 def environment(folder: Path, settings: Mapping[str, str]) -> dict[str, str]:
-    """Of a rank, with the folder of the run."""
+    """The environment of a rank, with the folder of the run."""
     return {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -190,7 +190,7 @@ def free_port() -> int:
 
 
 def run_alone(folder: Path, ranks: list[dict[str, str]], script: str = SCRIPT) -> list[Ended]:
-    """Processes as srun or mpirun begins them, each with its own variables."""
+    """Processes as srun or mpirun starts them, each with its own variables."""
     (folder / "train.py").write_text(script)
     processes = [
         Forked(
@@ -202,7 +202,7 @@ def run_alone(folder: Path, ranks: list[dict[str, str]], script: str = SCRIPT) -
 
 
 def run_by_mpirun(folder: Path, num_ranks: int, script: str = SCRIPT, **settings: str) -> Ended:
-    """The same in one: without torchrun's own process, which takes seconds to begin."""
+    """The same in one call: without the process of torchrun, which takes seconds to start."""
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     world = {**settings, **meet, "OMPI_COMM_WORLD_SIZE": str(num_ranks)}
     ended = run_alone(
