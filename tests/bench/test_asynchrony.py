@@ -34,14 +34,16 @@ def measured(calls: int) -> Asynchrony:
 
 
 def test_blocking_and_queued_times_match_the_formulas() -> None:
-    found = measured(60)
-    t1_s, t2_s, t3_s = found.t1.mean_s, found.t2.mean_s, found.t3.mean_s
-    assert found.blocking_predicted_s == pytest.approx(60 * (t1_s + t2_s + t3_s))
-    parts = found.parts  # queued, each part has a t1 and a t3 of its own
-    assert found.queued_predicted_s == pytest.approx(parts * (t1_s + t3_s) + 60 * found.busy.mean_s)
-    assert found.t2.least_s >= CALL_S
-    assert found.busy.least_s >= CALL_S
-    assert min(found.blocking_s, found.queued_s) >= 60 * CALL_S
+    result = measured(60)
+    t1_s, t2_s, t3_s = result.t1.mean_s, result.t2.mean_s, result.t3.mean_s
+    assert result.blocking_predicted_s == pytest.approx(60 * (t1_s + t2_s + t3_s))
+    parts = result.parts  # queued, each part has a t1 and a t3 of its own
+    assert result.queued_predicted_s == pytest.approx(
+        parts * (t1_s + t3_s) + 60 * result.busy.mean_s
+    )
+    assert result.t2.least_s >= CALL_S
+    assert result.busy.least_s >= CALL_S
+    assert min(result.blocking_s, result.queued_s) >= 60 * CALL_S
 
 
 def test_measured_queue_depth_is_the_real_depth() -> None:
@@ -61,10 +63,10 @@ def test_cpu_operation_takes_longer_than_queueing_it() -> None:
 def test_bench_async_reports_calls_depth_and_chapter(say: Say) -> None:
     code, out, err = say("bench async --calls 50 --device cpu --json")
     assert code == 0, err
-    found = json.loads(out)
-    assert found["calls"] == 50
-    assert found["depth"] == 1024
-    assert [one["name"] for one in found["chapter"]] == ["numpy", "torch", "torch, synchronised"]
+    report = json.loads(out)
+    assert report["calls"] == 50
+    assert report["depth"] == 1024
+    assert [one["name"] for one in report["chapter"]] == ["numpy", "torch", "torch, synchronised"]
     assert say("bench async --calls 3 --device cpu")[0] == 2
 
 

@@ -43,18 +43,18 @@ def choices(*rows: BatchChoice) -> Choices:
 
 
 def test_quickest_batch_size_reached_the_target_with_every_seed() -> None:
-    found = choices(row(16, 3.0, 5.0), row(32, 1.0, None), row(64, 4.5))
-    assert found.quickest is not None
-    assert found.quickest.batch_size == 16
-    text = "\n".join(render_choices(found))
+    result = choices(row(16, 3.0, 5.0), row(32, 1.0, None), row(64, 4.5))
+    assert result.quickest is not None
+    assert result.quickest.batch_size == 16
+    text = "\n".join(render_choices(result))
     assert "quickest     --batch-size 16 --lr 0.1" in text
     assert "1 of 2 seeds" in text
 
 
 def test_report_says_when_no_batch_size_reached_the_target() -> None:
-    found = choices(row(16, None))
-    assert found.quickest is None
-    assert "no batch size reached the target" in "\n".join(render_choices(found))
+    result = choices(row(16, None))
+    assert result.quickest is None
+    assert "no batch size reached the target" in "\n".join(render_choices(result))
 
 
 def test_only_noise_is_shown_without_training_runs() -> None:
@@ -66,8 +66,8 @@ def test_only_noise_is_shown_without_training_runs() -> None:
 def test_task_diverging_before_its_noise_is_measured_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = replace(NOISE, signal=math.nan)
-    monkeypatch.setattr(batch_choice, "noise_of", lambda *args, **kwargs: found)
+    result = replace(NOISE, signal=math.nan)
+    monkeypatch.setattr(batch_choice, "noise_of", lambda *args, **kwargs: result)
     with pytest.raises(ConfigError, match="after 100 updates its gradients are not finite; use"):
         compare_batch_sizes(BatchSizeQuestion(spec="quadratic", device="cpu"), lambda text: None)
 
@@ -103,13 +103,13 @@ def test_throughput_counts_only_samples_processed(monkeypatch: pytest.MonkeyPatc
 
 def test_zero_gradient_has_no_noise() -> None:
     still = replace(NOISE, squared={16: 0.0, 32: 0.0}, signal=0.0, trace=0.0)
-    found = replace(choices(), noise=still)
-    assert "0%" in render_choices(found)[-1]
-    assert choices_json(found)["noise_shares"] == {"16": 0.0, "32": 0.0}
+    result = replace(choices(), noise=still)
+    assert "0%" in render_choices(result)[-1]
+    assert choices_json(result)["noise_shares"] == {"16": 0.0, "32": 0.0}
 
 
 def test_infinite_values_are_null_and_all_sizes_are_drawn() -> None:
-    found = choices(row(64, 2.0))
-    assert json.loads(json.dumps(choices_json(found)))["noise_scale_interval"] == [60.0, None]
-    picture = ElementTree.fromstring(draw_choices(found))
-    assert "64" in [one.text for one in picture.iter() if one.tag.endswith("text")]
+    result = choices(row(64, 2.0))
+    assert json.loads(json.dumps(choices_json(result)))["noise_scale_interval"] == [60.0, None]
+    picture = ElementTree.fromstring(draw_choices(result))
+    assert "64" in [element.text for element in picture.iter() if element.tag.endswith("text")]

@@ -64,7 +64,7 @@ def test_meeting_path_may_contain_a_hash(tmp_path: Path) -> None:
 
 def test_known_times_are_printed_with_crossovers() -> None:
     small, large = 1 << 10, 1 << 24
-    found = MeasuredCollectives(
+    result = MeasuredCollectives(
         operation=Operation.ALL_REDUCE,
         num_ranks=8,
         num_cores=2,
@@ -79,12 +79,12 @@ def test_known_times_are_printed_with_crossovers() -> None:
             row("gloo", large, 20e-3, None),
         ),
     )
-    text = "\n".join(render_collectives(found))
+    text = "\n".join(render_collectives(result))
     assert "all-reduce between 8 processes of one thread" in text
     assert "fastest at 1.0 KiB: tree" in text
     assert "fastest at 16.0 MiB: ring" in text
     assert "the one predicted fastest takes at most 1.00 times as long as the fastest" in text
-    (crossing,) = found.crossings()
+    (crossing,) = result.crossings()
     assert (crossing.below, crossing.above) == ("tree", "ring")
     assert "ring from tree" in text
     assert "predicted within a factor of 2: " in text
@@ -94,7 +94,7 @@ def test_known_times_are_printed_with_crossovers() -> None:
     (gloo,) = [line for line in text.splitlines() if line.startswith("gloo") and "16.0 MiB" in line]
     assert gloo.split()[-1] == f"{1.75 * large / 20e-3 / 1e9:.3g}"  # bus GB/s; no formula
     assert "0.94" in text  # 30 ms / 32
-    assert json.loads(json.dumps(found.to_json()))["crossings"][0]["below"] == "tree"
+    assert json.loads(json.dumps(result.to_json()))["crossings"][0]["below"] == "tree"
 
 
 def test_times_of_two_processes_are_measured_and_saved(
@@ -103,23 +103,23 @@ def test_times_of_two_processes_are_measured_and_saved(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     code, out, err = say("bench collectives --sizes 4,1MiB --rounds 1 --json")
     assert code == 0, err
-    found = json.loads(out)
+    report = json.loads(out)
     sizes, names = [4, 1 << 20], candidates(2)
-    assert [(one["name"], one["num_bytes"]) for one in found["rows"]] == [
+    assert [(one["name"], one["num_bytes"]) for one in report["rows"]] == [
         (name, size) for size in sizes for name in (*names, collective_seat.NATIVE)
     ]
-    assert all(one["timing"]["median_s"] > 0 for one in found["rows"])
+    assert all(one["timing"]["median_s"] > 0 for one in report["rows"])
     assert "all-reduce of 1.0 MiB" in err
     section, why = read_ceilings(SECTION)
     assert why == ""
     kept = read_measured(2, section, why).cost
     assert kept is not None
-    assert kept == HostCost.read(found["cost"])
+    assert kept == HostCost.read(report["cost"])
     assert [size for size, _ in kept.native_s] == sizes
     assert "native" in kept.beside_s
     assert kept.beside_s.keys() - {"native"} <= {*names}
     assert len(kept.beside_s) > 1
-    assert all([size for size, _ in one] == sizes for one in kept.beside_s.values())
+    assert all([size for size, _ in value] == sizes for value in kept.beside_s.values())
     assert f"kept in {tmp_path / 'paceline' / 'ceilings.json'}" in err
 
 
@@ -152,8 +152,8 @@ def test_partial_measurement_leaves_saved_times_unchanged(
 def test_only_complete_measurements_are_used_by_runs(
     names: str | None, sizes: str, is_whole: bool
 ) -> None:
-    asked = CollectivesQuestion.read("all-reduce", workers=2, names=names, sizes=sizes, rounds=1)
-    assert asked.is_whole == is_whole
+    question = CollectivesQuestion.read("all-reduce", workers=2, names=names, sizes=sizes, rounds=1)
+    assert question.is_whole == is_whole
 
 
 @pytest.mark.parametrize(

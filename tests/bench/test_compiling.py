@@ -54,11 +54,11 @@ def test_gain_compares_blocks_pairwise() -> None:
 
 @pytest.mark.timeout(600)
 def test_ways_agree_and_break_even_follows_from_their_times() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     question = WaysQuestion(ways=("eager", "script", "trace"), calls=ROUNDS)
-    found = compare_ways(question, said.append)
-    eager, *others = found.results
-    assert [one.way for one in found.results] == ["eager", "script", "trace"]
+    result = compare_ways(question, messages.append)
+    eager, *others = result.results
+    assert [one.way for one in result.results] == ["eager", "script", "trace"]
     assert eager.gain is None
     assert eager.once_s is not None
     for one in others:
@@ -77,15 +77,15 @@ def test_ways_agree_and_break_even_follows_from_their_times() -> None:
             assert one.break_even_calls >= needed
         else:
             assert one.break_even_calls is None
-    assert said[0].startswith("eager: first call after ")
+    assert messages[0].startswith("eager: first call after ")
 
 
 @needs_compiler
 @pytest.mark.timeout(600)
 def test_compiled_ways_run_and_recompilations_are_counted() -> None:
     question = WaysQuestion(subject="softmax", ways=("compile", "aoti"), calls=ROUNDS)
-    found = compare_ways(question, lambda line: None)
-    eager, compiled, packed = found.results
+    result = compare_ways(question, lambda line: None)
+    eager, compiled, packed = result.results
     assert [eager.failure, compiled.failure, packed.failure] == ["", "", ""]
     assert compiled.first_call_s is not None
     assert eager.first_call_s is not None
@@ -97,7 +97,7 @@ def test_compiled_ways_run_and_recompilations_are_counted() -> None:
     for one in (compiled, packed):
         assert one.max_difference is not None
         assert one.max_difference <= 1e-5
-    text = "\n".join(render_ways(found))
+    text = "\n".join(render_ways(result))
     assert "1 recompiles" in text
 
 
@@ -111,7 +111,7 @@ def test_failing_way_gives_its_reason_and_the_others_still_run(
     line += " --threads 1"
     code, out, _ = say(f"{line} --json")
     assert code == 0
-    rows = {one["way"]: one for one in json.loads(out)["ways"]}
+    rows = {way["way"]: way for way in json.loads(out)["ways"]}
     assert "no C++ compiler: no-such-compiler" in rows["compile"]["failure"]
     assert "open" in rows["script"]["failure"]  # the construct
     assert f"{tmp_path}/oddtask.py:13" in rows["script"]["failure"]  # and its line

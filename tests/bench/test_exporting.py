@@ -30,11 +30,11 @@ EXPORT = Export(
 
 
 def test_json_has_only_names_and_numbers() -> None:
-    found = json.loads(json.dumps(EXPORT.to_json()))
-    assert (found["format"], found["precision"], found["path"]) == ("aoti", "fp16", "lenet.pt2")
-    assert found["max_differences"] == {"7": 1e-6}
-    assert [one["batch"] for one in found["latencies"]] == [7]
-    assert found["latencies"][0]["file"]["median_s"] == 0.001
+    report = json.loads(json.dumps(EXPORT.to_json()))
+    assert (report["format"], report["precision"], report["path"]) == ("aoti", "fp16", "lenet.pt2")
+    assert report["max_differences"] == {"7": 1e-6}
+    assert [latency["batch"] for latency in report["latencies"]] == [7]
+    assert report["latencies"][0]["file"]["median_s"] == 0.001
 
 
 def test_report_states_size_accuracy_and_fallback() -> None:
@@ -86,6 +86,6 @@ def test_report_gives_the_reason_for_a_missing_accuracy(
     written = Written(
         path=Path("tiny.pt"), num_bytes=1, model=subject.model, run=subject.model, differences={},
     )  # fmt: skip
-    found = _accuracies(subject, written, fixed_batch)
-    assert found.get("why_no_accuracy", "").startswith(why)
-    assert ("accuracy" in found) == (not why)
+    result = _accuracies(subject, written, fixed_batch)
+    assert result.get("why_no_accuracy", "").startswith(why)
+    assert ("accuracy" in result) == (not why)

@@ -39,8 +39,8 @@ def made_up(cores: tuple[int, ...], fast: set[tuple[int, int]]) -> MeasuredLinks
 
 
 def test_ring_uses_the_fast_pairs() -> None:
-    found = made_up((0, 2, 4, 6), {(0, 4), (4, 2), (2, 6), (6, 0)})
-    lines = render_links(found)
+    result = made_up((0, 2, 4, 6), {(0, 4), (4, 2), (2, 6), (6, 0)})
+    lines = render_links(result)
     assert lines[1] == "NUMA nodes: 0: cores 0,2, 1: cores 4,6"
     assert lines.count("  0 - 4 - 2 - 6") == 2
     assert "1 ring of 8 GB/s, 47% of the narrowest cut:" in lines
@@ -84,17 +84,17 @@ def test_two_cores_are_measured_in_both_directions(say: Say) -> None:
     first, second = usual_cores()[:2]
     code, out, err = say(f"bench links --cores {first},{second} --mib 1 --json")
     assert code == 0, err
-    found = json.loads(out)
-    assert sorted(map(int, found["nodes"])) == [first, second]
-    assert {(one["kind"], one["source"], one["destination"]) for one in found["pairs"]} == {
+    report = json.loads(out)
+    assert sorted(map(int, report["nodes"])) == [first, second]
+    assert {(pair["kind"], pair["source"], pair["destination"]) for pair in report["pairs"]} == {
         (kind, *ends) for kind in (MEMORY, LOOPBACK) for ends in ((first, second), (second, first))
     }
-    for one in found["pairs"]:
+    for one in report["pairs"]:
         assert 1e-8 < one["latency_s"] < 1.0
         assert 1e6 < one["bytes_per_s"] < 1e12
     page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     section = page.split("## `paceline bench links`")[1].split("\n## ")[0]
-    for field in (*found, *found["pairs"][0]):
+    for field in (*report, *report["pairs"][0]):
         assert f"`{field}`" in section, field
 
 

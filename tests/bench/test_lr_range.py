@@ -68,38 +68,38 @@ def test_loss_is_paired_with_the_rate_of_its_update(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(lr_range, "launch_run", lambda *given: None)
     monkeypatch.setattr(lr_range, "read_header", lambda path: Header(fields={"batch_size": 64}))
     monkeypatch.setattr(lr_range, "_losses", lambda run: iter(heard))
-    found = measure_range(LrQuestion(ramp=RAMP, workers=2))
-    assert found.rates[:3] == (RAMP.rate(0), RAMP.rate(2), RAMP.rate(3))
-    assert len(found.rates) == len(found.losses) == 61
+    result = measure_range(LrQuestion(ramp=RAMP, workers=2))
+    assert result.rates[:3] == (RAMP.rate(0), RAMP.rate(2), RAMP.rate(3))
+    assert len(result.rates) == len(result.losses) == 61
 
 
 def test_advised_rate_is_where_the_loss_falls_fastest() -> None:
-    found = measured(cliff)
-    assert found.rates[found.steepest] == pytest.approx(0.01, rel=0.15)
-    assert found.advised == pytest.approx(0.01, rel=0.15)
-    assert found.rises is not None
-    assert found.rates[found.lowest] < found.rates[found.rises] < 10.0
-    lines = render_range(found)
-    assert lines[-1].startswith(f"--lr {found.advised:g}: the loss falls fastest at")
+    result = measured(cliff)
+    assert result.rates[result.steepest] == pytest.approx(0.01, rel=0.15)
+    assert result.advised == pytest.approx(0.01, rel=0.15)
+    assert result.rises is not None
+    assert result.rates[result.lowest] < result.rates[result.rises] < 10.0
+    lines = render_range(result)
+    assert lines[-1].startswith(f"--lr {result.advised:g}: the loss falls fastest at")
     assert "from " in lines[-1]
     assert any("falls fastest" in line for line in lines[2:-1])
 
 
 def test_rate_near_the_lowest_loss_is_not_advised() -> None:
-    found = measured(lambda place: 2.0 - max(0.0, place + 1.0) ** 2 if place < 0.3 else 9.0)
-    assert found.advised is not None
-    assert found.advised <= found.rates[found.lowest] / 2.9
-    assert "a third of that" in found.reason
+    result = measured(lambda place: 2.0 - max(0.0, place + 1.0) ** 2 if place < 0.3 else 9.0)
+    assert result.advised is not None
+    assert result.advised <= result.rates[result.lowest] / 2.9
+    assert "a third of that" in result.reason
 
 
 def test_no_rate_is_advised_if_the_loss_does_not_fall() -> None:
-    found = measured(lambda place: 2.0)
-    assert found.advised is None
-    assert render_range(found)[-1] == (
+    result = measured(lambda place: 2.0)
+    assert result.advised is None
+    assert render_range(result)[-1] == (
         "the loss does not fall between 0.0001 and 10: try a higher --highest, more --updates, or "
         "another --init"
     )
-    assert range_json(found)["advised"] is None
+    assert range_json(result)["advised"] is None
 
 
 @pytest.mark.parametrize(("made", "fewer"), [(20, ", or use --updates 20"), (8, "")])
@@ -137,23 +137,23 @@ def test_run_ends_when_the_loss_diverges_or_is_nan() -> None:
 def test_workers_diverge_at_the_rate_of_theory() -> None:
     """Plain descent on a quadratic is stable up to 2 / L, L = 1."""
     ramp = LrRamp(spec="quadratic", lowest=1e-3, highest=100.0, updates=60)
-    found = measure_range(LrQuestion(ramp=ramp, workers=2, device="cpu"))
-    assert found.samples == 64
-    assert found.rises is not None
-    assert 2.0 < found.rates[found.rises] < 20.0
-    assert found.advised is not None
-    assert 0.01 < found.advised < 2.0
-    assert len(found.losses) < 60  # it was ended early
+    result = measure_range(LrQuestion(ramp=ramp, workers=2, device="cpu"))
+    assert result.samples == 64
+    assert result.rises is not None
+    assert 2.0 < result.rates[result.rises] < 20.0
+    assert result.advised is not None
+    assert 0.01 < result.advised < 2.0
+    assert len(result.losses) < 60  # it was ended early
 
 
 def test_workers_with_local_steps_diverge_at_the_reported_rate() -> None:
     """The limit is 2 / L; the noise of single steps ends it somewhat earlier."""
     ramp = LrRamp(spec="quadratic", lowest=1e-3, highest=100.0, updates=60)
-    found = measure_range(LrQuestion(ramp=ramp, workers=2, protocol="local-sgd:4", device="cpu"))
-    assert 0.3 < found.rates[-1] < 20.0
-    assert found.advised is not None
-    assert 0.01 < found.advised < 0.5  # four steps per update: sooner than with one
-    assert len(found.losses) < 60
+    result = measure_range(LrQuestion(ramp=ramp, workers=2, protocol="local-sgd:4", device="cpu"))
+    assert 0.3 < result.rates[-1] < 20.0
+    assert result.advised is not None
+    assert 0.01 < result.advised < 0.5  # four steps per update: sooner than with one
+    assert len(result.losses) < 60
 
 
 SCRIPT = """
@@ -195,13 +195,13 @@ def test_script_ends_after_the_requested_updates(say: Say, tmp_path: Path) -> No
     line = "tune lr train.py --workers 2 --lowest 1e-3 --updates 60 --device cpu --json"
     code, out, err = say(f"{line} -- 1000")
     assert code == 0, err
-    found = json.loads(out)
-    assert found["samples_per_update"] == 32
-    assert found["source"] == "the script's own data"
-    assert 0.003 < found["advised"] < 1.0
-    assert found["losses"][-1] > 2 * min(found["losses"])
-    assert len(found["losses"]) < 60  # it was ended before its last epoch
-    assert found["cut_after"] is None
+    report = json.loads(out)
+    assert report["samples_per_update"] == 32
+    assert report["source"] == "the script's own data"
+    assert 0.003 < report["advised"] < 1.0
+    assert report["losses"][-1] > 2 * min(report["losses"])
+    assert len(report["losses"]) < 60  # it was ended before its last epoch
+    assert report["cut_after"] is None
     assert not (tmp_path / "evaluated").exists()
 
 
@@ -210,10 +210,10 @@ def test_script_with_fewer_updates_is_measured_to_its_end(say: Say, tmp_path: Pa
     line = "tune lr train.py --lowest 1e-3 --highest 0.1 --updates 60 --device cpu --json -- 2"
     code, out, err = say(line)
     assert code == 0, err
-    found = json.loads(out)
-    assert len(found["losses"]) == found["cut_after"] == 2 * 256 // 32
+    report = json.loads(out)
+    assert len(report["losses"]) == report["cut_after"] == 2 * 256 // 32
     assert (
-        "ended after 16 of 60 updates: give it more epochs, or use --updates 16" in found["reason"]
+        "ended after 16 of 60 updates: give it more epochs, or use --updates 16" in report["reason"]
     )
     assert not (tmp_path / "evaluated").exists()
 
@@ -273,12 +273,12 @@ def test_tune_lr_reports_and_plots(say: Say, tmp_path: Path) -> None:
     line = "tune lr quadratic --updates 30 --lowest 1e-3 --mini-batch-size 8 --workers 2"
     code, out, err = say(f"{line} --plot rates.svg --json")
     assert code == 0, err
-    found = json.loads(out)
-    assert found["samples_per_update"] == 16
+    report = json.loads(out)
+    assert report["samples_per_update"] == 16
     ElementTree.parse(tmp_path / "rates.svg")
     page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     section = page.split("## `paceline tune lr`")[1].split("\n## ")[0]
-    for field in found:
+    for field in report:
         assert f"`{field}`" in section, field
 
 

@@ -37,33 +37,33 @@ def known() -> TimedTogether:
 
 
 def test_simultaneous_work_overlaps_completely() -> None:
-    found = known()
-    assert found.overlap == pytest.approx(1.0)
-    assert len(found.both.samples_s) == 3  # the first round is not counted
-    assert "100%" in "\n".join(render_together((found,), "one", "other"))
+    result = known()
+    assert result.overlap == pytest.approx(1.0)
+    assert len(result.both.samples_s) == 3  # the first round is not counted
+    assert "100%" in "\n".join(render_together((result,), "one", "other"))
 
 
 def test_total_shorter_than_a_part_is_reported_as_disturbed() -> None:
-    found = measure_together("odd", waits(0.2), waits(0.1), waits(0.1), num_rounds=3)
-    assert found.overlap is None
-    assert "disturbed" in "\n".join(render_together((found,), "one", "other"))
+    result = measure_together("odd", waits(0.2), waits(0.1), waits(0.1), num_rounds=3)
+    assert result.overlap is None
+    assert "disturbed" in "\n".join(render_together((result,), "one", "other"))
 
 
 def test_bench_overlap_runs_on_a_cpu(say: Say) -> None:
     code, out, err = say("bench overlap --size 64 --count 4 --device cpu --json")
     assert code == 0, err
-    found = json.loads(out)
-    assert [row["name"] for row in found["ways"]] == ["blocking", "by a second thread"]
-    assert "no copy engine" in found["notes"][0]
+    report = json.loads(out)
+    assert [row["name"] for row in report["ways"]] == ["blocking", "by a second thread"]
+    assert "no copy engine" in report["notes"][0]
 
 
 def test_bench_parallel_runs_two_processes_on_a_cpu(say: Say) -> None:
     code, out, err = say("bench parallel --size 64 --count 4 --device cpu --json")
     assert code == 0, err
-    found = json.loads(out)
-    assert found["places"].startswith("two processes on the CPU")
-    assert found["one"]["count"] == found["other"]["count"] == found["both"]["count"]
-    assert found["both"]["median_s"] > 0
+    report = json.loads(out)
+    assert report["places"].startswith("two processes on the CPU")
+    assert report["one"]["count"] == report["other"]["count"] == report["both"]["count"]
+    assert report["both"]["median_s"] > 0
 
 
 def test_failed_measurement_restores_the_threads_of_torch(

@@ -26,6 +26,6 @@ def test_contenders_take_turns_and_each_goes_first_once() -> None:
         order.append(name)
         return float(len(order))
 
-    found = take_turns({name: lambda name=name: measure(name) for name in "abc"}, 3)
+    result = take_turns({name: lambda name=name: measure(name) for name in "abc"}, 3)
     assert "".join(order) == "abcbcacab"
-    assert found["a"].samples_s == (1.0, 6.0, 8.0)
+    assert result["a"].samples_s == (1.0, 6.0, 8.0)

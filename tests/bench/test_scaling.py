@@ -68,16 +68,16 @@ def test_speedup_and_efficiency_follow_from_known_times(monkeypatch: pytest.Monk
     """A round that is slow for all rows changes no ratio."""
     monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, STEPS_S))
     monkeypatch.setattr(scaling, "num_cores", lambda: 2)
-    said: list[str] = []
-    found = measure_scaling(QUESTION, said.append)
-    rows = {(one.kind, one.workers): one for one in found.rows}
+    messages: list[str] = []
+    result = measure_scaling(QUESTION, messages.append)
+    rows = {(one.kind, one.workers): one for one in result.rows}
     assert rows[WEAK, 2].efficiencies == pytest.approx((0.8, 0.8))
     assert rows[WEAK, 2].speedups == pytest.approx((1.6, 1.6))
     assert rows[STRONG, 2].speedups == pytest.approx((1.6, 1.6))
     assert rows[STRONG, 4].efficiencies == pytest.approx((0.5, 0.5))
     assert rows[STRONG, 4].p95_step_s == pytest.approx(0.00525)  # the median of the two rounds
     assert (rows[STRONG, 4].mini_batch_size, rows[WEAK, 4].mini_batch_size) == (2, 8)
-    lines = render_scaling(found)
+    lines = render_scaling(result)
     row = next(line for line in lines if line.startswith("2 workers, weak"))
     assert row.split()[3:] == [
         "8", "1,222", "1.60", "0.800", "0.800", "to", "0.800", "13.1", "ms", "13.1", "ms", "76.4"
@@ -85,11 +85,11 @@ def test_speedup_and_efficiency_follow_from_known_times(monkeypatch: pytest.Monk
     assert "4 or more workers share 2 cores: their efficiency shows" in " ".join(lines)
     assert "runs of more workers with --mini-batch-size 8" in lines[-1]
     assert lines[:-1] == [
-        line.replace("inline", "local") for line in render_scaling(replace(found, engine="inline"))
+        line.replace("inline", "local") for line in render_scaling(replace(result, engine="inline"))
     ]
-    assert len(said) == 10
-    assert said[0].startswith("round 1 of 2: 1 worker: 800 samples/s")
-    assert said[5].startswith("round 2 of 2: 2 workers, weak")  # it starts with another row
+    assert len(messages) == 10
+    assert messages[0].startswith("round 1 of 2: 1 worker: 800 samples/s")
+    assert messages[5].startswith("round 2 of 2: 2 workers, weak")  # it starts with another row
 
 
 def test_interrupt_returns_the_rows_measured_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,11 +97,11 @@ def test_interrupt_returns_the_rows_measured_so_far(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, stops))
     with pytest.raises(Interrupted) as caught:
         measure_scaling(QUESTION)
-    found = caught.value.summary
-    assert [(one.kind, one.workers) for one in found.rows] == [("", 1), (WEAK, 2), (STRONG, 2)]
-    assert found.interrupted_in == "round 1 of 2: 4 workers, weak"
-    assert render_scaling(found)[-1].startswith("interrupted in round 1 of 2")
-    ElementTree.fromstring(draw_scaling(found))
+    result = caught.value.summary
+    assert [(row.kind, row.workers) for row in result.rows] == [("", 1), (WEAK, 2), (STRONG, 2)]
+    assert result.interrupted_in == "round 1 of 2: 4 workers, weak"
+    assert render_scaling(result)[-1].startswith("interrupted in round 1 of 2")
+    ElementTree.fromstring(draw_scaling(result))
     first = {**STEPS_S, "2 workers, weak": -1.0}
     monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, first))
     with pytest.raises(KeyboardInterrupt) as alone:
@@ -171,12 +171,12 @@ def test_only_times_between_updates_of_warm_epochs_count(tmp_path: Path) -> None
         trace.order(EpochEnd(epoch, version), t_s)
     trace.close()
     about: dict[str, str] = {}
-    found = read_sample(tmp_path, about)
-    assert found.samples_per_s == pytest.approx(800.0)
-    assert found.updates_per_s == pytest.approx(100.0)
+    result = read_sample(tmp_path, about)
+    assert result.samples_per_s == pytest.approx(800.0)
+    assert result.updates_per_s == pytest.approx(100.0)
     # The first two steps of each worker do not count; the third is still slow.
-    assert max(found.steps_s) == pytest.approx(1.0)
-    assert len(found.steps_s) == 2 * (4 + 5)
+    assert max(result.steps_s) == pytest.approx(1.0)
+    assert len(result.steps_s) == 2 * (4 + 5)
     assert about == {"device": "cpu", "source": "made up"}
 
 
@@ -184,19 +184,19 @@ def test_bench_scaling_measures_and_plots_workers(say: Say, tmp_path: Path) -> N
     line = "bench scaling quadratic -n 1,2 --batch-size 8 --updates 20 --rounds 2"
     code, out, err = say(f"{line} --plot scaling.svg --json")
     assert code == 0, err
-    found = json.loads(out)
-    assert [(row["kind"], row["workers"]) for row in found["rows"]] == [
+    report = json.loads(out)
+    assert [(row["kind"], row["workers"]) for row in report["rows"]] == [
         ("", 1), (WEAK, 2), (STRONG, 2)
     ]  # fmt: skip
-    assert [row["mini_batch_size"] for row in found["rows"]] == [8, 8, 4]
-    for row in found["rows"]:
+    assert [row["mini_batch_size"] for row in report["rows"]] == [8, 8, 4]
+    for row in report["rows"]:
         assert len(row["samples_per_s"]) == 2
         assert min(row["samples_per_s"]) > 0 < row["step_s"] <= row["p95_step_s"]
     ElementTree.parse(tmp_path / "scaling.svg")
-    assert (tmp_path / found["one_worker_run"] / FILE_NAME).is_file()
+    assert (tmp_path / report["one_worker_run"] / FILE_NAME).is_file()
     page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     section = page.split("## `paceline bench scaling`")[1].split("\n## ")[0]
-    for field in (*found, *found["rows"][0]):
+    for field in (*report, *report["rows"][0]):
         assert f"`{field}`" in section, field
     # A run of two workers with the same mini-batch can now refer to that of one worker.
     code, out, err = say(
@@ -204,7 +204,7 @@ def test_bench_scaling_measures_and_plots_workers(say: Say, tmp_path: Path) -> N
     )
     assert code == 0, err
     known = json.loads(out)["scaling_efficiency"]
-    assert f"runs/{known['one_worker_run']}" == found["one_worker_run"]
+    assert f"runs/{known['one_worker_run']}" == report["one_worker_run"]
     assert known["value"] > 0
 
 

@@ -66,26 +66,26 @@ def made_up(monkeypatch: pytest.MonkeyPatch, steps_s: dict[str, float]) -> list[
 
 def test_known_runs_are_listed_beside_their_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = made_up(monkeypatch, {"none": 0.010, "data": 0.020, "network": 0.030})
-    found = measure_splits(QUESTION)
+    result = measure_splits(QUESTION)
     assert ran == ["none", "data", "network", "data", "network", "none"]
-    rows = {one.split: one for one in found.rows}
+    rows = {one.split: one for one in result.rows}
     assert rows["data"].steps_s == (0.020, 0.040) * 2
     assert rows["data"].step_s == pytest.approx(0.030)
     assert (rows["data"].memory_bytes, rows["data"].sent_bytes) == (2048.0, 10.0)
     assert rows["data"].balance == pytest.approx(3.5 / 4)
     assert rows["network"].predicted_step_s is None
     assert (rows["2x2"].steps_s, rows["2x2"].memory_bytes) == ((), None)
-    assert (found.advised, found.fastest) == ("2x2", "none")
-    lines = render_live_splits(found)
+    assert (result.advised, result.fastest) == ("2x2", "none")
+    lines = render_live_splits(result)
     row = next(line for line in lines if line.startswith("data"))
     assert row.split() == [
         "data", "30", "ms", "20", "ms", "to", "40", "ms", "3", "ms", "10", "B", "64", "B",
         "2.0", "KiB", "4.0", "KiB", "0.88", "1.00",
     ]  # fmt: skip
     assert next(line for line in lines if line.startswith("none")).endswith("fastest measured")
-    assert next(one for one in lines if one.startswith("2x2")).endswith("advised, not run")
+    assert next(line for line in lines if line.startswith("2x2")).endswith("advised, not run")
     assert "network: nine are odd" in lines
-    assert any(one.startswith("2x2: split '2x2' is for 4 workers") for one in lines)
+    assert any(line.startswith("2x2: split '2x2' is for 4 workers") for line in lines)
     assert lines[-1] == "advised: 2x2, which was not run; fastest measured: none"
 
 
@@ -93,10 +93,10 @@ def test_refused_run_gets_a_row_and_is_not_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ran = made_up(monkeypatch, {"none": 0.010, "data": -1.0, "network": 0.030})
-    found = measure_splits(QUESTION)
+    result = measure_splits(QUESTION)
     assert ran.count("data") == 1
-    assert "data: data is not possible" in render_live_splits(found)
-    ElementTree.fromstring(draw_live_splits(found))
+    assert "data: data is not possible" in render_live_splits(result)
+    ElementTree.fromstring(draw_live_splits(result))
 
 
 def test_interrupt_returns_the_rows_measured_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,8 +160,8 @@ def test_bench_splits_runs_and_plots_a_split(say: Say, tmp_path: Path) -> None:
         "bench splits three_layers:task -n 2 --only network --updates 8 --plot s.svg --json"
     )
     assert code == 0, err
-    found = json.loads(out)
-    (network,) = found["rows"]
+    report = json.loads(out)
+    (network,) = report["rows"]
     assert len(network["steps_s"]) >= 2 * 4
     assert min(network["steps_s"]) > 0
     assert network["sent_bytes"] > 4 * 8 * 64 / 2  # at least half of the border
@@ -170,7 +170,7 @@ def test_bench_splits_runs_and_plots_a_split(say: Say, tmp_path: Path) -> None:
     ElementTree.parse(tmp_path / "s.svg")
     page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     section = page.split("## `paceline bench splits`")[1].split("\n## ")[0]
-    for name in (*found, *network):
+    for name in (*report, *network):
         assert f"`{name}`" in section, name
 
 

@@ -69,10 +69,10 @@ def test_devices_of_different_machines_are_not_compared() -> None:
 def test_tables_of_several_machines_are_merged(tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text(json.dumps(to_json([row("cpu", 1, 7, "b"), row("cpu", 4, 8, "a")])))
-    found = merged([other], [row("cpu", 4, 9, "a")])
-    speeds = {(one.machine, one.batch_size): one.images_per_s for one in found}
+    result = merged([other], [row("cpu", 4, 9, "a")])
+    speeds = {(one.machine, one.batch_size): one.images_per_s for one in result}
     assert speeds == {("b", 1): 7, ("a", 4): 9}  # the new measurement wins
-    assert render_throughput(found, 1000, 1)[0].startswith("machine")
+    assert render_throughput(result, 1000, 1)[0].startswith("machine")
     other.write_text("{}")
     with pytest.raises(ConfigError, match="is no table of paceline bench throughput"):
         merged([other], [])
@@ -86,12 +86,12 @@ def test_plot_is_xml_with_one_line_per_series() -> None:
 
 @pytest.mark.timeout(600)
 def test_column_ends_when_memory_is_exhausted() -> None:
-    asked = ThroughputQuestion(
+    question = ThroughputQuestion(
         models=("lenet",), batch_sizes=(4, 16, 100_000, 200_000), seconds=0.1,
         limit_bytes=300 * 2**20,
     )  # fmt: skip
-    said: list[str] = []
-    rows = sweep(asked, "a", said.append)
+    messages: list[str] = []
+    rows = sweep(question, "a", messages.append)
     assert [one.batch_size for one in rows] == [4, 16, 100_000]
     assert "memory ends" in rows[-1].ended
     for one in rows[:2]:
@@ -99,7 +99,7 @@ def test_column_ends_when_memory_is_exhausted() -> None:
         assert one.least_per_s is not None
         assert one.most_per_s is not None
         assert one.least_per_s <= one.images_per_s <= one.most_per_s
-    assert "memory ends" in said[-1]
+    assert "memory ends" in messages[-1]
 
 
 @pytest.mark.timeout(600)
@@ -131,14 +131,16 @@ def test_throughput_is_compared_to_the_ceiling_of_the_machine(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     write_machine({"matmul_fp32_op_per_s": 1e15})
-    asked = ThroughputQuestion(
+    question = ThroughputQuestion(
         models=("mlp",), batch_sizes=(64,), seconds=0.05, threads=num_cores()
     )
-    (found,) = sweep(asked, "here", lambda said: None)
-    assert found.peak_share is not None
-    assert 0 < found.peak_share < 1
-    known = dataclasses.replace(found, peak_share=0.25)
+    (result,) = sweep(question, "here", lambda said: None)
+    assert result.peak_share is not None
+    assert 0 < result.peak_share < 1
+    known = dataclasses.replace(result, peak_share=0.25)
     assert "at 25.0% of matrix products' rate there" in "\n".join(render_throughput([known], 1, 1))
-    (other,) = sweep(dataclasses.replace(asked, threads=num_cores() + 1), "here", lambda said: None)
+    (other,) = sweep(
+        dataclasses.replace(question, threads=num_cores() + 1), "here", lambda said: None
+    )
     assert other.peak_share is None
     assert "matrix products" not in "\n".join(render_throughput([other], 1, 1))

@@ -30,14 +30,14 @@ def test_known_noise_scale_is_recovered() -> None:
         # tr(Sigma) = 100 * 0.8 = 80, so B_simple = 80
         return truth + torch.randn(100, generator=generator) * math.sqrt(0.8 / count)
 
-    found = measure_noise(gradient, small=8, doublings=5, draws=100)
-    assert found.scale == pytest.approx(80, rel=0.1)
-    assert found.trace == pytest.approx(80, rel=0.05)
-    low, high = found.interval
-    assert low < found.scale < high < 1.5 * low
-    for size in found.squared:
-        assert found.measured_share(size) == pytest.approx(80 / (80 + size), abs=0.03)
-    assert found.share(80) == pytest.approx(0.5, abs=0.03)
+    result = measure_noise(gradient, small=8, doublings=5, draws=100)
+    assert result.scale == pytest.approx(80, rel=0.1)
+    assert result.trace == pytest.approx(80, rel=0.05)
+    low, high = result.interval
+    assert low < result.scale < high < 1.5 * low
+    for size in result.squared:
+        assert result.measured_share(size) == pytest.approx(80 / (80 + size), abs=0.03)
+    assert result.share(80) == pytest.approx(0.5, abs=0.03)
 
 
 def test_signal_and_trace_estimates_are_unbiased() -> None:
@@ -45,8 +45,8 @@ def test_signal_and_trace_estimates_are_unbiased() -> None:
     for _ in range(20):
         signal, trace, small = rng.uniform(0.1, 9), rng.uniform(0.1, 9), rng.randint(1, 50)
         big = small + rng.randint(1, 500)
-        found = unbiased(small, signal + trace / small, big, signal + trace / big)
-        assert found == pytest.approx((signal, trace))
+        result = unbiased(small, signal + trace / small, big, signal + trace / big)
+        assert result == pytest.approx((signal, trace))
 
 
 def test_negative_signal_estimate_has_infinite_noise_scale() -> None:
@@ -70,16 +70,16 @@ def test_tune_batch_size_trains_to_the_target_and_plots(say: Say, tmp_path: Path
     )
     code, out, err = say(f"{line} --batch-sizes 32,128 --device cpu --plot batch.svg --json")
     assert code == 0, err
-    found = json.loads(out)
-    assert found["noise_scale"] is None or found["noise_scale"] > 1
-    assert [row["batch_size"] for row in found["rows"]] == [32, 128]
-    for row in found["rows"]:
+    report = json.loads(out)
+    assert report["noise_scale"] is None or report["noise_scale"] > 1
+    assert [row["batch_size"] for row in report["rows"]] == [32, 128]
+    for row in report["rows"]:
         assert len(row["seconds"]) == 2
         assert all(seconds > 0 for seconds in row["seconds"])
         assert min(row["accuracy"]) >= 0.7
-    assert found["rows"][0]["learning_rate"] == pytest.approx(0.1)
+    assert report["rows"][0]["learning_rate"] == pytest.approx(0.1)
     picture = ElementTree.parse(tmp_path / "batch.svg")
-    words = [one.text or "" for one in picture.iter() if one.tag.endswith("text")]
+    words = [element.text or "" for element in picture.iter() if element.tag.endswith("text")]
     assert "samples a batch" in words
     assert "samples a second" in words
     assert "128" in words

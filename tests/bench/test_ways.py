@@ -12,5 +12,5 @@ def test_way_computes_the_output_of_the_model_and_is_timed(name: str) -> None:
     assert built["max_difference"] == pytest.approx(0.0, abs=1e-5)
     assert 0 < float(str(built["first_call_s"])) <= float(str(built["settled_s"]))
     assert float(str(way.block(2)["seconds"])) > 0
-    found = way.finish()
-    assert set(found) == {"peak_bytes", "other_batches_s"}  # only torch.compile counts graphs
+    result = way.finish()
+    assert set(result) == {"peak_bytes", "other_batches_s"}  # only torch.compile counts graphs
