@@ -234,8 +234,8 @@ def test_failed_or_interrupted_run_sets_the_exit_code(
     error: PacelineError | KeyboardInterrupt, code: int, paceline: Run, launched: Launched
 ) -> None:
     launched.error = error
-    found, out, err = paceline("train", "lenet")
-    assert found == code
+    result, out, err = paceline("train", "lenet")
+    assert result == code
     assert out == ""
     assert err == ("interrupted\n" if code == 130 else "error: worker 1 failed at t.py:3\n")
 

@@ -30,7 +30,7 @@ def test_stdout_has_only_the_diff(capsys: pytest.CaptureFixture[str], here: Path
     assert (code, err) == (0, "")
     assert out.startswith("--- train.py\n+++ train.py\n@@ ")
     assert out.endswith('+if pace.is_main:\n+    torch.save(model.state_dict(), "end.pt")\n')
-    assert sorted(one.name for one in here.iterdir()) == ["sparse.py", "train.py"]
+    assert sorted(path.name for path in here.iterdir()) == ["sparse.py", "train.py"]
 
 
 def test_unsupported_script_gives_its_reason_and_exit_code_1(
@@ -49,10 +49,10 @@ def test_ported_script_needs_no_change(capsys: pytest.CaptureFixture[str], here:
 @pytest.mark.parametrize(("name", "verdict"), [("train.py", "change"), ("sparse.py", "refused")])
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str], name: str, verdict: str) -> None:
     code, out, _ = run(capsys, "--json", "--check", name)
-    found = json.loads(out)
-    assert found.keys() == {"script", "verdict", "diff", "added_lines", "reason", "notes"}
-    assert (found["script"], found["verdict"]) == (name, verdict)
-    assert (code == 1) == (found["reason"] is not None) == (found["diff"] == "")
+    report = json.loads(out)
+    assert report.keys() == {"script", "verdict", "diff", "added_lines", "reason", "notes"}
+    assert (report["script"], report["verdict"]) == (name, verdict)
+    assert (code == 1) == (report["reason"] is not None) == (report["diff"] == "")
 
 
 def test_usage_error_has_exit_code_2(capsys: pytest.CaptureFixture[str], here: Path) -> None:

@@ -21,9 +21,9 @@ def test_simulated_protocols_meet_the_same_stragglers(say: Say, tmp_path: Path) 
     code, out, err = say(f"{VIRTUAL} {protocols} --mini-batch-size 8 --seed 5")
     assert code == 0
     assert "[6/6] async, seed 6: no accuracy" in err
-    found = json.loads((tmp_path / "here" / "comparison.json").read_text())
+    report = json.loads((tmp_path / "here" / "comparison.json").read_text())
     assert (tmp_path / "here" / "comparison.svg").read_text().startswith("<svg")
-    by_name = {one["protocol"]: one for one in found["protocols"]}
+    by_name = {protocol["protocol"]: protocol for protocol in report["protocols"]}
     times = {name: one["time_per_update_s"]["median"] for name, one in by_name.items()}
     assert times["async"] < times["k-sync:2"] < times["full-sync"]
     for name, folder in (("k-sync:2", "k-sync-2"), ("async", "async")):
@@ -76,11 +76,11 @@ def test_live_comparison_uses_the_same_mini_batch_size_everywhere(say: Say) -> N
         "compare quadratic --protocols full-sync,async --workers 2 --updates 6 --device cpu --json"
     )
     assert code == 0
-    found = json.loads(out)
-    assert found["conditions"] == "mini-batches of 32"
-    assert not found["is_simulated"]
-    assert [one["updates"]["median"] for one in found["protocols"]] == [6, 6]
-    for one in found["protocols"]:
+    report = json.loads(out)
+    assert report["conditions"] == "mini-batches of 32"
+    assert not report["is_simulated"]
+    assert [protocol["updates"]["median"] for protocol in report["protocols"]] == [6, 6]
+    for one in report["protocols"]:
         folder = Path(one["runs"][0]["run_dir"])
         assert folder.parent.name.startswith("compare-quadratic-")
         assert (folder / "trace.jsonl").is_file()

@@ -20,10 +20,10 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_list_names_every_data_set_and_its_search_path(empty: Path, capsys) -> None:
     assert run(["data"]) == 0
-    said = capsys.readouterr().out
-    assert all(name in said for name in CATALOGUE)
-    assert f"not in {empty / 'data' / 'mnist'}\n" in said
-    assert "`paceline data get mnist` fetches it" in said
+    output = capsys.readouterr().out
+    assert all(name in output for name in CATALOGUE)
+    assert f"not in {empty / 'data' / 'mnist'}\n" in output
+    assert "`paceline data get mnist` fetches it" in output
 
 
 def test_json_list_is_one_object(empty: Path, capsys) -> None:
@@ -40,9 +40,9 @@ def test_damaged_data_set_is_listed_with_the_file(empty: Path, capsys) -> None:
     folder.mkdir(parents=True)
     (folder / "train-labels-idx1-ubyte").write_bytes(b"cut")
     assert run(["data"]) == 0
-    said = capsys.readouterr().out
-    assert "damaged" in said
-    assert f"{folder / 'train-labels-idx1-ubyte'} is damaged: expected 60,008 bytes" in said
+    output = capsys.readouterr().out
+    assert "damaged" in output
+    assert f"{folder / 'train-labels-idx1-ubyte'} is damaged: expected 60,008 bytes" in output
 
 
 def test_present_data_set_is_not_fetched(capsys) -> None:

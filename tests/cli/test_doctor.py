@@ -30,11 +30,11 @@ def test_only_bugs_fail_without_strict(script: Path) -> None:
 
 def test_json_is_one_object(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", str(script), "--static", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    (one,) = [one for one in said["findings"] if "sync" in one["rule"]]
+    report = json.loads(capsys.readouterr().out)
+    (one,) = [finding for finding in report["findings"] if "sync" in finding["rule"]]
     assert (one["rule"], one["severity"]) == ("synchronized-each-turn", "cost")
     assert one["gain"] is None
-    assert said["measured"] is False
+    assert report["measured"] is False
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_unknown_flags_are_passed_to_the_script() -> None:
 
 def test_fix_prints_only_a_diff(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", str(script), "--static", "--fix"]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("--- a/train.py\n+++ b/train.py\n")
-    assert "-        torch.cuda.synchronize()\n" in said.out
-    assert "not proved" in said.err
+    captured = capsys.readouterr()
+    assert captured.out.startswith("--- a/train.py\n+++ b/train.py\n")
+    assert "-        torch.cuda.synchronize()\n" in captured.out
+    assert "not proved" in captured.err
     script.write_text(looped(STEP))
     assert run(["doctor", str(script), "--static", "--fix"]) == 0
     assert "nothing can be fixed without changing" in capsys.readouterr().err
@@ -122,9 +122,9 @@ def test_strict_fails_on_the_costs_of_a_model(
     monkeypatch.chdir(tmp_path)
     model = "nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))"
     (tmp_path / "net_with_a_bias.py").write_text(f"from torch import nn\nnet = {model}\n")
-    asked = ["doctor", "net_with_a_bias:net", "--input", "8,3,8,8", *flag]
-    assert run(asked) == 0
-    assert run([*asked, "--strict"]) == 1
+    requests = ["doctor", "net_with_a_bias:net", "--input", "8,3,8,8", *flag]
+    assert run(requests) == 0
+    assert run([*requests, "--strict"]) == 1
 
 
 def test_exit_code_after_apply_describes_the_fixed_file(

@@ -47,11 +47,11 @@ def test_slow_worker_gets_fewer_layers_and_json_is_documented(say: Say) -> None:
     line = f"partition five_small_layers:layers -n 4 {SMALL}"
     code, out, err = say(f"{line} --json --speeds 1,1,1,0.5 --schedule gpipe")
     assert code == 0, err
-    found = json.loads(out)
-    assert [len(one["layers"]) for one in found["parts"]].count(2) == 1
+    report = json.loads(out)
+    assert [len(part["layers"]) for part in report["parts"]].count(2) == 1
     page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     section = page.split("## `paceline partition`")[1].split("\n## ")[0]
-    for name in (*found, *found["parts"][0]):
+    for name in (*report, *report["parts"][0]):
         assert f"`{name}`" in section, name
 
 
@@ -64,21 +64,21 @@ def test_too_many_cuts_to_try_are_reported(say: Say) -> None:
     assert "of all cuts" in json.loads(out)["step_s"]
     code, out, err = say(f"{line} --speeds {speeds}")
     assert code == 0, err
-    found = json.loads(out)
-    assert found["about"]["of all cuts"].startswith("too many to try")
-    assert "of all cuts" not in found["step_s"]
+    report = json.loads(out)
+    assert report["about"]["of all cuts"].startswith("too many to try")
+    assert "of all cuts" not in report["step_s"]
 
 
 def test_plan_with_memory_prints_the_table_of_splits(say: Say) -> None:
     code, out, err = say(f"plan five_small_layers:layers -n 2 --memory 8GiB {SMALL} --json")
     assert code == 0, err
-    found = json.loads(out)
-    names = [one["split"] for one in found["splits"]]
+    report = json.loads(out)
+    names = [split["split"] for split in report["splits"]]
     assert names == ["none", "data", "network", "layer", "shard-1", "shard-2", "shard-3"]
-    assert found["advised"] in names
+    assert report["advised"] in names
     page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     section = page.split("## `paceline plan TASK --memory`")[1].split("\n## ")[0]
-    for name in (*found, *found["splits"][0]):
+    for name in (*report, *report["splits"][0]):
         assert f"`{name}`" in section, name
 
 

@@ -42,16 +42,16 @@ def test_protocol_that_does_not_wait_for_a_straggler_is_advised(say: Say) -> Non
     line = plan_of(say, "--slow 0=300x --seconds 2 --protocols full-sync,k-sync:3,k-batch-async:3")
     code, out, err = say(f"{line} --json")
     assert code == 0, err
-    found = json.loads(out)
-    rows = {one["protocol"]: one for one in found["candidates"]}
+    report = json.loads(out)
+    rows = {candidate["protocol"]: candidate for candidate in report["candidates"]}
     assert set(rows) == {"full-sync", "k-sync:3", "k-batch-async:3"}
-    assert found["advised"] != "full-sync"
-    assert found["candidates"][0]["protocol"] == found["advised"]
-    assert [one["rank"] for one in found["candidates"]] == [1, 2, 3]
+    assert report["advised"] != "full-sync"
+    assert report["candidates"][0]["protocol"] == report["advised"]
+    assert [candidate["rank"] for candidate in report["candidates"]] == [1, 2, 3]
     slow, fast = rows["full-sync"], rows["k-sync:3"]
     assert slow["time_per_update_s"] > 10 * fast["time_per_update_s"]
     assert rows["k-batch-async:3"]["thrown_away"] == 0.0 < fast["thrown_away"]
-    assert sum(one["race_wins"] for one in found["candidates"][:2]) <= 3
+    assert sum(candidate["race_wins"] for candidate in report["candidates"][:2]) <= 3
 
 
 def test_every_json_field_is_documented_and_the_text_gives_reasons(say: Say) -> None:
@@ -59,8 +59,8 @@ def test_every_json_field_is_documented_and_the_text_gives_reasons(say: Say) -> 
     section = page.split("## `paceline plan`")[1].split("\n## ")[0]
     line = plan_of(say, "--seconds 1 --protocols full-sync,async")
     _, out, _ = say(f"{line} --json")
-    found = json.loads(out)
-    names = [*found, *found["candidates"][0]]
+    report = json.loads(out)
+    names = [*report, *report["candidates"][0]]
     assert [name for name in names if f"| `{name}` |" not in section] == []
     _, out, _ = say(line)
     for word in ("advice: --protocol", "why: ", "how sure: ", "batches/s", "profile: "):
@@ -73,14 +73,14 @@ def test_first_protocol_to_reach_the_target_is_advised(say: Say) -> None:
     )
     code, out, err = say(f"{line} --json")
     assert code == 0, err
-    found = json.loads(out)
-    first, *_, last = found["candidates"]
+    report = json.loads(out)
+    first, *_, last = report["candidates"]
     assert last["protocol"] == "full-sync"
     assert last["target_s"] is None or last["target_s"] > 10 * first["target_s"]
-    assert found["target"]["name"] == "loss"
-    assert found["target"]["is_reached"]
-    assert found["target"]["virtual_s"] == first["target_s"]
-    assert found["target"]["best"] <= 0.6
+    assert report["target"]["name"] == "loss"
+    assert report["target"]["is_reached"]
+    assert report["target"]["virtual_s"] == first["target_s"]
+    assert report["target"]["best"] <= 0.6
     _, out, _ = say(line)
     assert "to target" in out
     assert "loss 0.6: after about" in out
@@ -105,7 +105,9 @@ def test_unreached_target_has_no_best_if_all_diverge(say: Say) -> None:
 
 def test_each_local_step_counts_as_a_mini_batch(say: Say) -> None:
     line = plan_of(say, "--seconds 1 --protocols full-sync,local-sgd:4 --json")
-    rows = {one["protocol"]: one for one in json.loads(say(line)[1])["candidates"]}
+    rows = {
+        candidate["protocol"]: candidate for candidate in json.loads(say(line)[1])["candidates"]
+    }
     assert rows["local-sgd:4"]["pushes_per_s"] > rows["full-sync"]["pushes_per_s"]
 
 
@@ -187,32 +189,32 @@ def test_profile_run_does_not_become_the_latest_run(
 def test_profile_applies_the_delays_of_the_workers_but_limits_them(
     say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[str, ...]] = []
+    requests: list[tuple[str, ...]] = []
 
     def measured(program: object, settings: RunSettings, observer: object) -> None:
-        asked.append(settings.delay[:2])
+        requests.append(settings.delay[:2])
         raise ConfigError("measured")
 
     monkeypatch.setattr(advice, "launch_run", measured)
     say("plan quadratic --workers 4 --delay exp:40ms --delay 1=exp:3s --delay 3=5ms")
     say("plan quadratic --workers 4")
-    assert asked == [("0=exp:40ms", "1=0.2s"), ()]
+    assert requests == [("0=exp:40ms", "1=0.2s"), ()]
 
 
 def test_profile_uses_the_threads_of_workers_on_the_given_cores(
     say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int | None] = []
+    requests: list[int | None] = []
 
     def measured(program: object, settings: RunSettings, observer: object) -> None:
-        asked.append(settings.threads)
+        requests.append(settings.threads)
         raise ConfigError("measured")
 
     monkeypatch.setattr(advice, "launch_run", measured)
     monkeypatch.setattr(advice, "num_cores", lambda: 16)
     for cores in ("", " --cores 4", " --cores 12", " --cores 64"):
         say(f"plan quadratic --workers 4{cores}")
-    assert asked == [None, 1, 3, 4]
+    assert requests == [None, 1, 3, 4]
 
 
 def test_profile_without_the_requested_delays_is_reported(say: Say) -> None:

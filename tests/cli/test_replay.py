@@ -17,8 +17,8 @@ def test_run_from_the_command_line_is_replayed(say: Say) -> None:
     assert "equal: every decision, every loss, and every bit of the final model" in out
     code, out, _ = say("replay runs/latest --until 12 --json")
     assert code == 0
-    said = json.loads(out)
-    assert (said["version"], said["is_equal"], said["is_model_equal"]) == (12, True, None)
+    report = json.loads(out)
+    assert (report["version"], report["is_equal"], report["is_model_equal"]) == (12, True, None)
 
 
 def test_unwritable_save_path_is_refused_before_the_replay(say: Say) -> None:

@@ -27,15 +27,15 @@ def test_json_numbers_agree_with_each_other(say: Say) -> None:
     _, out, _ = say(
         "simulate --workers 20 --protocol k-sync:10 --delay 10ms+exp:5ms --updates 4000 --json"
     )
-    found = json.loads(out)
-    assert found["updates"] == 4000
-    assert found["pushes"] == 40_000
-    assert found["cancelled"] == 40_000
-    assert found["staleness_histogram"] == {"0": 40_000}
-    assert abs(found["time_off"]) < 0.01
-    assert found["time_per_update_s"] == pytest.approx(found["virtual_s"] / 4000)
-    assert 0 < found["thrown_away"] < 1
-    assert 0 < found["utilisation"] <= 1
+    report = json.loads(out)
+    assert report["updates"] == 4000
+    assert report["pushes"] == 40_000
+    assert report["cancelled"] == 40_000
+    assert report["staleness_histogram"] == {"0": 40_000}
+    assert abs(report["time_off"]) < 0.01
+    assert report["time_per_update_s"] == pytest.approx(report["virtual_s"] / 4000)
+    assert 0 < report["thrown_away"] < 1
+    assert 0 < report["utilisation"] <= 1
 
 
 def test_simulation_does_not_become_the_latest_run(say: Say, tmp_path: Path) -> None:
@@ -85,14 +85,14 @@ def test_simulation_draws_from_the_times_of_a_run(say: Say) -> None:
     assert 0.010 < json.loads(out)["time_per_update_s"] <= 0.040
     _, out, _ = say(f"simulate {again} --delay 1s")
     assert json.loads(out)["time_per_update_s"] == pytest.approx(1.040)
-    for line, said in (
+    for line, message in (
         (f"{again} --cores 0", "cores must be >= 1"),
         ("--workers 2 --delay 1s --cores 2", "add --like RUN"),
         (again.replace("measured", "nowhere"), "cannot be read"),
     ):
         code, _, err = say(f"simulate {line}")
         assert code == 2
-        assert said in err
+        assert message in err
 
 
 @pytest.mark.parametrize(
@@ -127,10 +127,10 @@ def test_task_is_trained_in_virtual_time(say: Say, tmp_path: Path) -> None:
     line = "simulate quadratic --workers 4 --protocol k-async:2 --delay exp:10ms --epochs 1"
     code, out, _ = say(f"{line} --updates 20 --json --run-dir learned")
     assert code == 0
-    found = json.loads(out)
-    assert found["engine"] == "simulated"
-    assert found["updates"] == found["forecast"]["updates"] <= 20
-    assert found["final_loss"] is not None
+    report = json.loads(out)
+    assert report["engine"] == "simulated"
+    assert report["updates"] == report["forecast"]["updates"] <= 20
+    assert report["final_loss"] is not None
     for name in ("trace.jsonl", "summary.json", "curve.svg", "model.safetensors"):
         assert (tmp_path / "learned" / name).is_file()
 
@@ -151,9 +151,9 @@ def test_interrupted_simulation_has_a_summary(say: Say, monkeypatch: pytest.Monk
     monkeypatch.setattr(simulate._Progress, "progress", stop)
     code, out, err = say("simulate quadratic --workers 2 --delay 1s --run-dir cut --json")
     assert (code, err) == (130, "interrupted\n")
-    found = json.loads(out)
-    assert (found["updates"], found["ended"]) == (3, "interrupted")
-    assert json.loads(Path("cut/summary.json").read_text()) == found
+    report = json.loads(out)
+    assert (report["updates"], report["ended"]) == (3, "interrupted")
+    assert json.loads(Path("cut/summary.json").read_text()) == report
 
 
 def test_trained_simulation_is_replayed_and_timing_only_is_refused(
@@ -190,10 +190,10 @@ def test_staleness_rule_and_its_lack_of_effect_are_reported(say: Say) -> None:
     assert "pushes dropped" in dropped
     assert "none where stale pushes are dropped" in dropped
     _, scaled, _ = say(f"{line} k-batch-async:2+inverse --json")
-    found = json.loads(scaled)
-    counts = {int(lag): count for lag, count in found["staleness_histogram"].items()}
-    expected = sum(count / (lag + 1) for lag, count in counts.items()) / found["pushes"]
-    assert found["mean_scale"] == pytest.approx(expected)
+    actual = json.loads(scaled)
+    counts = {int(lag): count for lag, count in actual["staleness_histogram"].items()}
+    expected = sum(count / (lag + 1) for lag, count in counts.items()) / actual["pushes"]
+    assert actual["mean_scale"] == pytest.approx(expected)
     _, idle, _ = say(f"{line} k-sync:2 --staleness inverse")
     assert "staleness inverse has no effect: under k-sync:2 no gradient is stale" in idle
     code, _, error = say(f"{line} async --staleness invers")

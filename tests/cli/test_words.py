@@ -47,9 +47,9 @@ def test_other_launchers_flag_is_translated(given: list[str], ours: list[str]) -
 
 
 def test_help_of_each_flag_is_a_complete_sentence() -> None:
-    found = list(helps())
-    assert len(found) > 150  # fails if this test no longer finds them
-    fragments = [one for one in found if one[1].split()[0] in FRAGMENTS]
+    results = list(helps())
+    assert len(results) > 150  # fails if this test no longer finds them
+    fragments = [result for result in results if result[1].split()[0] in FRAGMENTS]
     assert fragments == []
 
 
