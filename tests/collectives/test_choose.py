@@ -42,7 +42,7 @@ def test_small_buffers_choose_few_rounds_and_large_ones_few_bytes() -> None:
 
 def test_choice_changes_at_each_crossover() -> None:
     choice = choose(1000, 6, ETHERNET, names=("tree", "ring", "hub"))
-    assert [one.above for one in choice.crossovers][-1] == "ring"
+    assert [crossover.above for crossover in choice.crossovers][-1] == "ring"
     assert choice.crossovers
     for one in choice.crossovers:
         before = choose(int(one.size_bytes * 0.97), 6, ETHERNET, names=("tree", "ring", "hub"))

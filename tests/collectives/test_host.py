@@ -45,12 +45,12 @@ def test_doctests_pass() -> None:
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("action", list(Action))
 def test_each_kind_of_round_takes_its_measured_time(num_ranks: int, action: Action) -> None:
-    found = cost(num_ranks, num_cores=2)
+    actual = cost(num_ranks, num_cores=2)
     for kind in kinds_of(num_ranks):
         member = RoundOfKind(num_ranks, kind, action)
         for size in (1 << 10, 5000, 1 << 16, 1 << 20):
-            expected = member.num_rounds * at(found.rounds[kind, action], size)
-            took = found.seconds(member, ALL_REDUCE, num_ranks * size)
+            expected = member.num_rounds * at(actual.rounds[kind, action], size)
+            took = actual.seconds(member, ALL_REDUCE, num_ranks * size)
             assert took == pytest.approx(expected, rel=1e-9), (kind, size)
 
 
@@ -69,21 +69,21 @@ def test_fewest_messages_win_with_more_processes_than_cores() -> None:
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 5, 8])
 def test_more_bytes_never_take_less_time(num_ranks: int) -> None:
-    found = cost(num_ranks, num_cores=2)
+    result = cost(num_ranks, num_cores=2)
     for name in candidates(num_ranks):
-        took = [found.seconds(parse(name, num_ranks), ALL_REDUCE, 4**n) for n in range(4, 13)]
+        took = [result.seconds(parse(name, num_ranks), ALL_REDUCE, 4**n) for n in range(4, 13)]
         assert took == sorted(took), name
         assert took[0] > 0
 
 
 def test_host_cost_survives_a_round_trip_through_json() -> None:
-    found = HostCost(
+    result = HostCost(
         num_ranks=3, rounds=cost(3, 2).rounds, native_s=((10, 1e-4), (20, 2e-4)),
         beside_s={"native": ((10, 3e-4),), "tree": ((10, 4e-4), (20, 5e-4))},
     )  # fmt: skip
-    again = HostCost.read(json.loads(json.dumps(found.write())))
-    assert again == found
-    of_before = found.write()
+    again = HostCost.read(json.loads(json.dumps(result.write())))
+    assert again == result
+    of_before = result.write()
     del of_before["beside_s"]  # written before this was measured
     assert not HostCost.read(json.loads(json.dumps(of_before))).beside_s
     assert again.native_reduce_s(15) == pytest.approx(1.5e-4)

@@ -60,9 +60,9 @@ def operations(member: Collective) -> Iterator[tuple[Operation, int]]:
 @pytest.mark.parametrize(("name", "num_ranks"), CASES)
 def test_every_rank_ends_with_each_contribution_once(name: str, num_ranks: int) -> None:
     """Computed on sets of contributors, so it holds for all values. Ports are checked, too."""
-    found = members(name, num_ranks)
-    assert found, "no spelling of it fits so many ranks"
-    for member in found:
+    result = members(name, num_ranks)
+    assert result, "no spelling of it fits so many ranks"
+    for member in result:
         for operation, root in operations(member):
             proof = prove(member, operation, root)
             assert proof.most_sent <= member.num_ports(operation)
@@ -110,9 +110,9 @@ def test_every_operation_gives_the_result_of_the_table(data: st.DataObject) -> N
     for chunk, (begin, end) in enumerate(bounds(num_elements, num_chunks)):
         owner = owner_of(chunk, num_chunks, num_ranks)
         source = root if operation in (Operation.BROADCAST, Operation.SCATTER) else owner
-        wanted = begun[source][begin:end]
+        expected = begun[source][begin:end]
         if operation.is_reducing:
-            wanted = [sum(column) for column in zip(*begun, strict=True)][begin:end]
+            expected = [sum(column) for column in zip(*begun, strict=True)][begin:end]
         holders = {
             Operation.REDUCE: [root],
             Operation.GATHER: [root],
@@ -121,7 +121,7 @@ def test_every_operation_gives_the_result_of_the_table(data: st.DataObject) -> N
             Operation.ALL_TO_ALL: [chunk % num_ranks],
         }.get(operation, list(range(num_ranks)))
         for rank in holders:
-            assert ended[rank][begin:end] == wanted, (str(member), operation, rank, chunk)
+            assert ended[rank][begin:end] == expected, (str(member), operation, rank, chunk)
 
 
 @pytest.mark.parametrize("num_ranks", range(2, 18))

@@ -185,10 +185,10 @@ def best_by_brute_force(topology: Topology, most: int) -> float:
 
 @pytest.mark.parametrize("topology", [*RECORDED, uneven()], ids=[*RECORDED_IDS, "uneven"])
 def test_found_ring_is_the_best_by_brute_force(topology: Topology) -> None:
-    found = find_rings(topology)
-    assert len(found.rings) == 1
-    assert found.total_bytes_per_s == pytest.approx(best_by_brute_force(topology, 1))
-    assert_they_fit(topology, found.rings, found.each_bytes_per_s)
+    result = find_rings(topology)
+    assert len(result.rings) == 1
+    assert result.total_bytes_per_s == pytest.approx(best_by_brute_force(topology, 1))
+    assert_they_fit(topology, result.rings, result.each_bytes_per_s)
 
 
 def small() -> list[Topology]:
@@ -219,31 +219,31 @@ CUBE = {
     ids=["six of a DGX-1", "2 hosts of 3", "uneven", "circle", *RECORDED_IDS],
 )
 def test_two_simultaneous_rings_are_the_best_by_brute_force(topology: Topology) -> None:
-    found = find_rings(topology, most=2)
-    assert found.total_bytes_per_s == pytest.approx(best_by_brute_force(topology, 2))
-    assert_they_fit(topology, found.rings, found.each_bytes_per_s)
+    result = find_rings(topology, most=2)
+    assert result.total_bytes_per_s == pytest.approx(best_by_brute_force(topology, 2))
+    assert_they_fit(topology, result.rings, result.each_bytes_per_s)
 
 
 def test_dgx_has_six_rings_that_use_every_nvlink() -> None:
     """One for each NVLink of a GPU, which no set of rings without PCIe can exceed."""
-    found = find_rings(dgx(), most=6)
-    assert len(found.rings) == 6
-    assert found.each_bytes_per_s == 25e9
-    assert_they_fit(dgx(), found.rings, found.each_bytes_per_s)
+    result = find_rings(dgx(), most=6)
+    assert len(result.rings) == 6
+    assert result.each_bytes_per_s == 25e9
+    assert_they_fit(dgx(), result.rings, result.each_bytes_per_s)
     without = find_rings(dgx(has_nvlink=False), most=6)
     assert without.total_bytes_per_s == pytest.approx(12e9)
 
 
 @pytest.mark.parametrize("topology", [*RECORDED, uneven()], ids=[*RECORDED_IDS, "uneven"])
 def test_planned_rings_run_at_their_total_bandwidth(topology: Topology) -> None:
-    found = find_rings(topology, most=6)
+    result = find_rings(topology, most=6)
     member = planned_rings(topology, most=6)
-    size, num_ranks = 840 * topology.num_ranks * len(found.rings), topology.num_ranks
+    size, num_ranks = 840 * topology.num_ranks * len(result.rings), topology.num_ranks
     for operation in member.operations:
         proof = prove(member, operation)
-        assert proof.most_sent == len(found.rings)
+        assert proof.most_sent == len(result.rings)
     took = cost_on(topology, member, Operation.ALL_REDUCE, size)
-    at_most_s = 2 * (num_ranks - 1) / num_ranks * size / found.total_bytes_per_s
+    at_most_s = 2 * (num_ranks - 1) / num_ranks * size / result.total_bytes_per_s
     assert took.seconds <= at_most_s * (1 + 1e-9)
     share = share_of_optimum(topology, member, Operation.ALL_REDUCE, 1 << 24)
     ring = share_of_optimum(topology, parse("ring", num_ranks), Operation.ALL_REDUCE, 1 << 24)
