@@ -49,11 +49,11 @@ def test_sent_values_and_residuals_sum_to_the_input(
         outs, _ = exchange(members, owns, shares)
         for one in members:
             one.keep()
-        came_out = outs[0] + sum(one.residual for one in members)
+        came_out = outs[0] + sum(member.residual for member in members)
         cut = {"fp16": 2e-3, "bf16": 2e-2}.get(name, 0.0) * (num_members > 1)  # sums of 16 bits
         close = (1e-6 + cut) * float(went_in.abs().max())
         assert float((came_out - went_in).abs().max()) <= close
-        assert all(torch.equal(one, outs[0]) for one in outs)
+        assert all(torch.equal(out, outs[0]) for out in outs)
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
@@ -80,7 +80,7 @@ def test_rejected_update_changes_nothing(name: str) -> None:
     exchange(members, first, [0.5, 0.5])
     for one in members:
         one.keep()
-    before = [one.residual.clone() for one in members]
+    before = [member.residual.clone() for member in members]
     again, _ = exchange(members, first, [0.5, 0.5])
     exchange(members, other, [0.5, 0.5])
     assert all(torch.equal(one.residual, was) for one, was in zip(members, before, strict=True))
@@ -95,7 +95,7 @@ def test_nonfinite_value_reaches_every_member(name: str, value: float) -> None:
     owns = [torch.randn(SIZE) for _ in members]
     owns[1][17] = value
     outs, _ = exchange(members, owns, [1 / 3] * 3)
-    assert not any(bool(torch.isfinite(one).all()) for one in outs)
+    assert not any(bool(torch.isfinite(out).all()) for out in outs)
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
@@ -104,8 +104,8 @@ def test_zeros_stay_zeros_and_do_not_stop_later_updates(name: str) -> None:
     for _ in range(2):
         outs, _ = exchange(members, [torch.zeros(SIZE)] * 2, [0.5, 0.5])
         assert not outs[0].any()
-        for one in members:
-            one.keep()
+        for member in members:
+            member.keep()
     torch.manual_seed(2)
     same = torch.randn(SIZE)
     total = torch.zeros(SIZE)
@@ -125,8 +125,8 @@ def test_gradient_may_share_memory_with_the_mean(name: str) -> None:
     apart, inside = members_of(name, 1), members_of(name, 1)
     own = torch.randn(SIZE)
     (expected,), _ = exchange(apart, [own], [1.0])
-    found = own.clone()
-    under_way = inside[0].begin(found, 1.0, found)
+    actual = own.clone()
+    under_way = inside[0].begin(actual, 1.0, actual)
     asked = next(under_way)
     while True:
         answer = asked.tensor if type(asked).__name__ != "AllGather" else asked.tensor[None]
@@ -134,4 +134,4 @@ def test_gradient_may_share_memory_with_the_mean(name: str) -> None:
             asked = under_way.send(answer)
         except StopIteration:
             break
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
