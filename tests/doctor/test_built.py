@@ -15,8 +15,8 @@ from paceline.exports.subject import InputShape
 
 
 def rules(model: nn.Module, batch: int, *shape: int) -> set[tuple[str, str]]:
-    found = check(walk(model, batch, [InputShape(shape, torch.float32)]))
-    return {(one.module, one.rule) for one in found}
+    result = check(walk(model, batch, [InputShape(shape, torch.float32)]))
+    return {(one.module, one.rule) for one in result}
 
 
 def linears(*sizes: int) -> list[nn.Module]:
@@ -45,19 +45,19 @@ class AsksForNumbers(nn.Module):
         self.fc = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.fc(x + 1 if x.sum() > 0 else x)
-        return found
+        result: torch.Tensor = self.fc(x + 1 if x.sum() > 0 else x)
+        return result
 
 
 def test_mismatch_chain_and_sizes_of_the_first_program_are_found() -> None:
     """Its feature mismatch, linear chain and sizes, by module."""
     model = nn.Sequential(*linears(128, 64, 32, 16, 8, 4, 5))
-    found = check(walk(model, 128, [InputShape((15,), torch.float32)]))
-    mismatch, chain = found[:2]
+    result = check(walk(model, 128, [InputShape((15,), torch.float32)]))
+    mismatch, chain = result[:2]
     assert (mismatch.module, mismatch.fix) == ("0", "in_features=15")
     assert "that is the number of samples" in mismatch.what
     assert (chain.module, chain.rule) == ("0", "linear-chain")
-    assert {one.module for one in found if one.rule == "tensor-core-sizes"} == {"0", "5"}
+    assert {one.module for one in result if one.rule == "tensor-core-sizes"} == {"0", "5"}
     assert model[0].in_features == 128, "the user's own model was changed"
 
 
@@ -162,9 +162,9 @@ def test_failing_forward_pass_is_a_finding_with_its_location() -> None:
             return x @ x
 
     seen = walk(Fails(), 2, [InputShape((3,), torch.float32)])
-    (found,) = check(seen)
-    assert (found.rule, "test_built.py" in found.what) == ("forward-fails", True)
-    assert "1 bug" in next(render_model("x", seen, [found]))
+    (result,) = check(seen)
+    assert (result.rule, "test_built.py" in result.what) == ("forward-fails", True)
+    assert "1 bug" in next(render_model("x", seen, [result]))
 
 
 @pytest.mark.parametrize(

@@ -26,25 +26,25 @@ def bench() -> ModuleType:
 
 
 def test_findings_match_the_labels_of_the_corpus(bench: ModuleType) -> None:
-    wanted, found = set(), set()
+    expected, actual = set(), set()
     for path in CORPUS.glob("*.py"):
         labelled, judged = bench.judge(path)
-        wanted |= {(path.name, *one) for one in labelled}
-        found |= {(path.name, *one) for one in judged}
-    assert len(wanted) > 60
-    assert len(wanted & found) >= 0.98 * len(found), found - wanted
-    assert len(wanted & found) >= 0.95 * len(wanted), wanted - found
+        expected |= {(path.name, *one) for one in labelled}
+        actual |= {(path.name, *judgement) for judgement in judged}
+    assert len(expected) > 60
+    assert len(expected & actual) >= 0.98 * len(actual), actual - expected
+    assert len(expected & actual) >= 0.95 * len(expected), expected - actual
 
 
 def test_every_suspicious_line_of_foreign_scripts_is_labelled(bench: ModuleType) -> None:
     scripts = bench.by_strangers()
     assert len(scripts) + len(list(CORPUS.glob("*.py"))) >= 40
     for path, rows in [*scripts.items(), *bench.by_strangers(bench.DRAWN).items()]:
-        said = {
+        lines = {
             number for number, row in enumerate(path.read_text().splitlines(), 1)
             if bench.WORDS.search(row)
         }  # fmt: skip
-        assert said == {one.line for one in rows if one.first in bench.FAULTS}, path.name
+        assert lines == {row.line for row in rows if row.first in bench.FAULTS}, path.name
 
 
 MISSED_STILL = {("toxic_roberta.py", "no-mixed-precision")}
@@ -54,10 +54,10 @@ MISSED_STILL = {("toxic_roberta.py", "no-mixed-precision")}
 def test_findings_in_foreign_scripts_match_their_labels(bench: ModuleType) -> None:
     sets = (bench.by_strangers(), bench.by_strangers(bench.DRAWN))
     for path, rows in (one for scripts in sets for one in scripts.items()):
-        found = bench.found_in_stranger(path)
-        assert found <= {one.place for one in rows if one.first != "wrong"}, path.name
-        wanted = {one.place for one in rows if one.rule and one.first in bench.FAULTS}
-        missed = {rule for _, rule in wanted - found}
+        actual = bench.found_in_stranger(path)
+        assert actual <= {row.place for row in rows if row.first != "wrong"}, path.name
+        expected = {row.place for row in rows if row.rule and row.first in bench.FAULTS}
+        missed = {rule for _, rule in expected - actual}
         assert {(path.name, rule) for rule in missed} <= MISSED_STILL, path.name
 
 

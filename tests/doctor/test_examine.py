@@ -19,9 +19,9 @@ SICK = looped([*STEP, "total += loss"], before="total = 0.0")
 
 
 def test_syntax_error_is_a_finding() -> None:
-    (found,) = diagnose("import torch\nfor x in y\n    print(x)\n").findings
-    assert (found.line, found.rule, found.severity) == (2, "syntax", Severity.BUG)
-    assert "expected ':'" in found.what
+    (result,) = diagnose("import torch\nfor x in y\n    print(x)\n").findings
+    assert (result.line, result.rule, result.severity) == (2, "syntax", Severity.BUG)
+    assert "expected ':'" in result.what
 
 
 @pytest.mark.parametrize(
@@ -32,22 +32,22 @@ def test_any_text_can_be_diagnosed(text: str) -> None:
 
 
 def test_rules_still_run_after_a_missing_comma() -> None:
-    found = diagnose(SICK.replace("nn.Linear(16, 64), nn", "nn.Linear(16, 64) nn")).findings
-    assert {"syntax", "loss-keeps-graph"} <= {one.rule for one in found}
+    result = diagnose(SICK.replace("nn.Linear(16, 64), nn", "nn.Linear(16, 64) nn")).findings
+    assert {"syntax", "loss-keeps-graph"} <= {one.rule for one in result}
 
 
 def test_script_without_torch_is_reported() -> None:
-    found = diagnose("print('hello')\n")
-    assert not found.has_torch
-    assert "does not use torch" in next(render_diagnosis(found, with_notes=False))
+    diagnosis = diagnose("print('hello')\n")
+    assert not diagnosis.has_torch
+    assert "does not use torch" in next(render_diagnosis(diagnosis, with_notes=False))
 
 
 def test_comment_suppresses_a_finding() -> None:
     assert diagnose(SICK).of(Severity.BUG)
-    for said in ("# doctor: ok", "# doctor: ok loss-keeps-graph"):
-        found = diagnose(SICK.replace("total += loss", f"total += loss  {said}"))
-        assert found.of(Severity.BUG) == []
-        assert found.num_ignored == 1
+    for message in ("# doctor: ok", "# doctor: ok loss-keeps-graph"):
+        diagnosis = diagnose(SICK.replace("total += loss", f"total += loss  {message}"))
+        assert diagnosis.of(Severity.BUG) == []
+        assert diagnosis.num_ignored == 1
     other = SICK.replace("total += loss", "total += loss  # doctor: ok sync")
     assert diagnose(other).of(Severity.BUG)
 
@@ -65,7 +65,7 @@ def test_rules_suppressed_in_the_docs_exist() -> None:
 def test_every_form_of_importing_torch_is_recognized(row: str) -> None:
     text = looped(STEP[:4]).replace("import torch\n", f"{row}\nimport torch\n")
     assert diagnose(f"{row}\nprint(1)\n").has_torch
-    assert {one.rule for one in diagnose(text).findings} >= {"step-missing"}
+    assert {finding.rule for finding in diagnose(text).findings} >= {"step-missing"}
 
 
 @pytest.mark.parametrize("row", ["import torchlike", "from .torch import nn", "import my.torch"])
@@ -81,21 +81,21 @@ def test_windows_line_endings_do_not_change_findings() -> None:
 def test_invalid_script_path_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\n")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x80")
-    for path, said in (
+    for path, message in (
         (tmp_path, "is a folder"),
         (tmp_path / "none.py", "there is no script"),
         (tmp_path / "binary", "cannot be read as Python"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             examine(path)
 
 
 def test_sarif_lists_each_rule_once_and_each_line() -> None:
-    found = diagnose(SICK, "train.py")
-    run = to_sarif(found)["runs"][0]  # type: ignore[index]
-    rules = [one["id"] for one in run["tool"]["driver"]["rules"]]
+    diagnosis = diagnose(SICK, "train.py")
+    run = to_sarif(diagnosis)["runs"][0]  # type: ignore[index]
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
     assert len(rules) == len(set(rules))
-    for one, finding in zip(run["results"], found.findings, strict=True):
+    for one, finding in zip(run["results"], diagnosis.findings, strict=True):
         assert rules[one["ruleIndex"]] == one["ruleId"] == finding.rule
         assert one["locations"][0]["physicalLocation"]["region"]["startLine"] == finding.line
 

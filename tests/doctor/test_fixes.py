@@ -35,7 +35,7 @@ def test_fix_repairs_bad_examples_and_leaves_good_ones(name: str) -> None:
             continue
         after = edit.apply(text)
         ast.parse(after)
-        assert name not in {one.rule for one in diagnose(after).findings}
+        assert name not in {finding.rule for finding in diagnose(after).findings}
     for text in MENDING[name].healthy:
         assert name not in {one.name for one in edits_for(text)}
 
@@ -67,10 +67,10 @@ for x, y in test:
 )
 def test_fix_uses_only_names_the_script_has(row: str) -> None:
     text = f"{row}{EVALUATED}"
-    assert "evaluated-with-gradients" in {one.rule for one in diagnose(text).findings}
+    assert "evaluated-with-gradients" in {finding.rule for finding in diagnose(text).findings}
     assert edits_for(text) == []
     for also in ("import torch\n", "import torch.nn\n", "import os, torch\n"):
-        assert [one.name for one in edits_for(also + text)] == ["evaluated-with-gradients"]
+        assert [edit.name for edit in edits_for(also + text)] == ["evaluated-with-gradients"]
 
 
 OWN = ",\n    pin_memory=True"
@@ -113,7 +113,7 @@ def test_measured_fix_adds_arguments_to_the_call_in_its_line() -> None:
 def test_fixes_that_change_the_mathematics_are_not_made() -> None:
     text = looped([*STEP[:2], "loss = loss_fn(model(x).softmax(1), y)", *STEP[3:], "total += loss"],
                   before="total = 0.0")  # fmt: skip
-    assert [one.name for one in edits_for(text)] == ["loss-keeps-graph"]
+    assert [edit.name for edit in edits_for(text)] == ["loss-keeps-graph"]
     assert [one.rule for one in left_alone(diagnose(text))] == ["softmax-into-cross-entropy"]
 
 
@@ -125,8 +125,8 @@ def test_unfixable_bug_is_reported_with_its_line(tmp_path: Path) -> None:
     report = fix_by_text(path, diagnose(text, "train.py"))
     assert report.diff == ""
     line = text[: text.index("best_model = model")].count("\n") + 1
-    (said,) = [one for one in report.lines() if "best-not-copied" in one]
-    assert said.startswith(f"left alone: train.py:{line} best-not-copied: ")
+    (messages,) = [one for one in report.lines() if "best-not-copied" in one]
+    assert messages.startswith(f"left alone: train.py:{line} best-not-copied: ")
     assert [one["rule"] for one in report.to_json()["left_alone"]] == ["best-not-copied"]  # type: ignore[attr-defined]  # rows of JSON
 
 

@@ -81,25 +81,25 @@ def test_step_parts_are_exclusive_and_sum_to_the_open_time() -> None:
 
 
 def compared(ratios: list[float]) -> tuple[pairs.Pairs, int]:
-    found = pairs.Pairs()
+    result = pairs.Pairs()
     for number, ratio in enumerate(ratios, 1):
-        found.add(1.0, ratio)
-        if found.is_done():
-            return found, number
-    return found, len(ratios)
+        result.add(1.0, ratio)
+        if result.is_done():
+            return result, number
+    return result, len(ratios)
 
 
 def test_pairs_stop_early_once_the_interval_excludes_2_percent() -> None:
-    found, number = compared([0.80, 0.81, 0.79, 0.80, 0.80])
-    assert (found.outcome(), number) == (PriceOutcome.WORTH, 3)
-    assert found.saved().low < 0.2 < found.saved().high
-    found, number = compared([1.0, 1.001, 0.999, 1.0])
-    assert (found.outcome(), number) == (PriceOutcome.NOTHING, 3)
+    result, number = compared([0.80, 0.81, 0.79, 0.80, 0.80])
+    assert (result.outcome(), number) == (PriceOutcome.WORTH, 3)
+    assert result.saved().low < 0.2 < result.saved().high
+    result, number = compared([1.0, 1.001, 0.999, 1.0])
+    assert (result.outcome(), number) == (PriceOutcome.NOTHING, 3)
 
 
 def test_noise_is_not_reported_as_a_gain() -> None:
-    found, number = compared([0.7, 1.3] * 12)
-    assert (found.outcome(), number) == (PriceOutcome.UNKNOWN, pairs.MOST_PAIRS)
+    result, number = compared([0.7, 1.3] * 12)
+    assert (result.outcome(), number) == (PriceOutcome.UNKNOWN, pairs.MOST_PAIRS)
 
 
 def test_next_fix_is_bounded_by_the_step_with_earlier_fixes(
@@ -129,15 +129,15 @@ def test_next_fix_is_bounded_by_the_step_with_earlier_fixes(
     monkeypatch.setattr(session, "knobs_for", knobs)
     monkeypatch.setattr(session.Session, "_price", priced)
     monkeypatch.setattr(session.Session, "_together", together)
-    found: list[Observation] = []
-    asked = session.Session(60.0, "", found.append, list)
+    results: list[Observation] = []
+    asked = session.Session(60.0, "", results.append, list)
     seen = Observation(
         step_s=0.05, observed_s=0.05, parts={OPTIMIZER: 0.001}, num_steps=16, device="cpu"
     )
     for _ in asked._priced(seen):
         pass
     assert bounds == pytest.approx({"loader": 0.02, "optimizer": 0.2})
-    assert found[-1].together is not None
+    assert results[-1].together is not None
 
 
 class Slow:
@@ -189,19 +189,19 @@ def test_observation_waits_for_any_number_of_slow_steps(
 ) -> None:
     slow = Slow(tmp_path / "found.json", steps)
     monkeypatch.setattr(launching, "time", slow)
-    asked = ScriptRun(script=Path("train.py"), price_s=0.0)
-    assert launching._await(slow, asked, slow.file)  # type: ignore[arg-type]  # stands for a process
+    request = ScriptRun(script=Path("train.py"), price_s=0.0)
+    assert launching._await(slow, request, slow.file)  # type: ignore[arg-type]  # stands for a process
     assert slow.now_s == over_s
-    found = launching._read(slow.file)
-    assert said in launching._why_not(found, asked, True, None, tmp_path)
+    result = launching._read(slow.file)
+    assert said in launching._why_not(result, request, True, None, tmp_path)
 
 
 def test_first_step_is_recorded_at_once(tmp_path: Path) -> None:
-    found = FoundFile(tmp_path / "found.json")
+    result = FoundFile(tmp_path / "found.json")
     for _ in range(3):
-        found.stepped()
+        result.stepped()
         assert launching._read(tmp_path / "found.json") == {"steps": 1}
-    found.add(how="returned")
+    result.add(how="returned")
     assert launching._read(tmp_path / "found.json") == {"steps": 1, "how": "returned"}
 
 
@@ -219,9 +219,9 @@ def test_slow_loader_is_found_and_its_workers_are_priced(tmp_path: Path) -> None
     (price,) = [one for one in seen.prices if one.name.startswith("num_workers")]
     assert price.pairs >= 2 or price.reason
     assert (Path(price.file).name, price.line) == ("train.py", 14)
-    said = "\n".join(render_observation("train.py", seen))
-    assert "train.py: input bound" in said
-    assert price.name in said
+    text = "\n".join(render_observation("train.py", seen))
+    assert "train.py: input bound" in text
+    assert price.name in text
 
 
 def test_only_without_a_matching_fix_is_reported(
@@ -245,8 +245,8 @@ def test_matrix_products_are_compared_to_the_machine_ceiling(
     write_machine({"matmul_fp32_op_per_s": 1e15})
     seen = observe(ScriptRun(script=whole, price_s=0.5, only="num_workers"))
     assert 0 < seen.op_per_s < 1e15 == seen.most_op_per_s
-    said = "\n".join(render_observation("whole.py", seen))
-    assert "of what products of matrices in fp32 reach here (paceline probe, 20" in said
+    output = "\n".join(render_observation("whole.py", seen))
+    assert "of what products of matrices in fp32 reach here (paceline probe, 20" in output
     unknown = replace(seen, most_op_per_s=0.0)
     assert "products of matrices in" not in "\n".join(render_observation("whole.py", unknown))
 
@@ -265,9 +265,9 @@ def test_matrix_products_are_compared_to_the_machine_ceiling(
     ids=["arguments", "failing", "early", "killed", "for-ever"],
 )  # fmt: skip
 def test_unobservable_script_gets_a_one_line_error(text: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said) as found:
+    with pytest.raises(ConfigError, match=said) as caught:
         observe(ScriptRun(script=script(tmp_path, text), first_s=1.0 if "time" in text else 60.0))
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_child_processes_of_a_script_are_ended_with_it(tmp_path: Path) -> None:
@@ -395,5 +395,5 @@ def test_no_part_of_a_step_is_negative() -> None:
     parts = {"forward": 0.1, "backward": 0.2, "optimizer": 0.1}
     seen = Observation(step_s=0.4, observed_s=0.4, parts=parts, num_steps=16, device="cpu")
     for number in range(1, 60):
-        found = Operations(0.3 + number / 7, 0.1 + number / 11, 9.0, 0.0)
-        assert f"{session._divided(seen, found).overhead_s:.0%}" == "0%"
+        result = Operations(0.3 + number / 7, 0.1 + number / 11, 9.0, 0.0)
+        assert f"{session._divided(seen, result).overhead_s:.0%}" == "0%"

@@ -37,10 +37,10 @@ WORDS = {
 
 @pytest.mark.parametrize("number", FAULTS)
 def test_exactly_the_faults_of_each_program_are_found(number: int) -> None:
-    found = examine(PROGRAMS / f"case_{number}.txt").findings
-    assert {(one.line, one.rule) for one in found} == FAULTS[number]
-    said = " ".join(f"{one.what} {one.fix}" for one in found)
-    assert [one for one in WORDS[number] if one not in said] == []
+    result = examine(PROGRAMS / f"case_{number}.txt").findings
+    assert {(one.line, one.rule) for one in result} == FAULTS[number]
+    text = " ".join(f"{one.what} {one.fix}" for one in result)
+    assert [one for one in WORDS[number] if one not in text] == []
 
 
 RIGHT = {
@@ -57,10 +57,10 @@ RIGHT = {
 def test_listing_explains_what_is_right(number: int) -> None:
     path = PROGRAMS / f"case_{number}.txt"
     text = path.read_text()
-    found = rights_of(text)
+    result = rights_of(text)
     for line, words in RIGHT[number]:
-        assert [one for one in found if one.line == line and one.what.startswith(words)]
-    rows = list(annotate(text, examine(path), found))
+        assert [one for one in result if one.line == line and one.what.startswith(words)]
+    rows = list(annotate(text, examine(path), result))
     assert [row[6:] for row in rows if row[4:5] == "|" and row[6:]] == [
         row for row in text.splitlines() if row
     ]
@@ -69,8 +69,8 @@ def test_listing_explains_what_is_right(number: int) -> None:
 
 def test_only_correct_parts_of_a_step_are_confirmed() -> None:
     clip = "scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
-    said = {one.what.partition(":")[0] for one in rights_of(scaled(clip=clip))}
-    assert {"unscale_ comes before clipping", "under autocast"} <= said
-    assert "backward() is outside autocast, as it should be" in said
+    messages = {one.what.partition(":")[0] for one in rights_of(scaled(clip=clip))}
+    assert {"unscale_ comes before clipping", "under autocast"} <= messages
+    assert "backward() is outside autocast, as it should be" in messages
     sick = looped([*STEP[:3], STEP[3], STEP[1], STEP[4]])
     assert not [one for one in rights_of(sick) if one.what.startswith("gradients are set to zero")]

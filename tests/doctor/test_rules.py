@@ -9,9 +9,9 @@ from paceline.doctor.selftest import test_rules as tried
 
 def test_each_rule_fires_only_on_its_bad_examples() -> None:
     results = tried(RULES.values())
-    assert [one for one in results if not one.is_right] == []
-    assert {one.rule for one in results if one.is_sick} == RULES.keys()
-    assert {one.rule for one in results if not one.is_sick} == RULES.keys()
+    assert [result for result in results if not result.is_right] == []
+    assert {result.rule for result in results if result.is_sick} == RULES.keys()
+    assert {result.rule for result in results if not result.is_sick} == RULES.keys()
 
 
 def test_rule_names_are_unique_and_each_is_in_its_group() -> None:
@@ -26,7 +26,7 @@ def test_rule_promises_no_speedup(rule: object) -> None:
     from paceline.doctor.rule import ScriptRule
 
     assert isinstance(rule, ScriptRule)
-    said = f"{rule.what} {rule.why} {rule.fix}"
-    assert " %" not in said
-    assert "x faster" not in said
+    message = f"{rule.what} {rule.why} {rule.fix}"
+    assert " %" not in message
+    assert "x faster" not in message
     assert rule.severity in Severity
