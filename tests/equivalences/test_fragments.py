@@ -46,7 +46,7 @@ class Overflowing(torch.optim.SGD):
         super().step(closure)
         held = self.param_groups[0]["params"]
         gradients = [one.grad for one in held if one.grad is not None]
-        if any(bool((one.abs() > 1e100).any()) for one in gradients):
+        if any(bool((gradient.abs() > 1e100).any()) for gradient in gradients):
             for one in held:
                 one.data.fill_(torch.inf)
 
@@ -86,7 +86,7 @@ def test_killed_worker_loses_only_unexchanged_steps(tmp_path: Path, way: str) ->
     )  # fmt: skip
     assert run.left == ["killed by signal 9"]
     assert_each_sample_once(run, NUM_SAMPLES, 6)
-    assert max(one.ticket.member for one in run.pushes) == 3, "nobody took its place"
+    assert max(push.ticket.member for push in run.pushes) == 3, "nobody took its place"
     assert differ(run.state, _expected(run, task, 4, outer)) < EXACT
 
 
@@ -105,9 +105,9 @@ def test_nonfinite_update_resets_workers_to_the_global_copy(tmp_path: Path, way:
     """Every parameter of the worker that made the step is not finite."""
     task = replace(FINE, model=Poisoned, optimizer=lambda held, rate: Overflowing(held, lr=rate))
     run = _train(task, tmp_path, 2, nonfinite="skip", **WAYS[way])
-    skipped = {one.ticket.version for one in run.pushes if not one.is_finite}
+    skipped = {push.ticket.version for push in run.pushes if not push.is_finite}
     assert len(skipped) == 2 * EPOCHS, "one for each of the two samples, and none is carried on"
-    assert all(bool(torch.isfinite(one).all()) for one in run.state.values())
+    assert all(bool(torch.isfinite(value).all()) for value in run.state.values())
 
 
 def test_too_many_fragments_are_refused_before_the_run(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_k_sync_and_k_async_with_k_equal_p_equal_full_sync(
 
 def test_k_batch_sync_with_one_push_per_worker_equals_full_sync(tmp_path: Path) -> None:
     run = train(TASK, tmp_path, workers=3, protocol="k-batch-sync:3", engine="inline")
-    members = [one.ticket.member for one in run.pushes]
+    members = [push.ticket.member for push in run.pushes]
     assert all(set(members[i : i + 3]) == {0, 1, 2} for i in range(0, len(members), 3))
     assert differ(run.state, plain_loop(TASK)) < CLOSE
 
@@ -89,7 +89,7 @@ def test_ssp_without_slack_equals_full_sync_at_p_times_the_rate(tmp_path: Path) 
     """Inline, where a worker pulls as soon as it is released: live runs may see newer versions."""
     task = replace(PLAIN_SGD, learning_rate=0.1, batch_size=BATCH_SIZE // 3)
     run = train(task, tmp_path, workers=3, protocol="stale-synchronous:0", engine="inline")
-    assert [one.ticket.version for one in run.pushes] == [i // 3 * 3 for i in range(30)]
+    assert [push.ticket.version for push in run.pushes] == [i // 3 * 3 for i in range(30)]
     assert differ(run.state, plain_loop(task, batch_size=BATCH_SIZE, lr=0.3)) < CLOSE
 
 

@@ -126,7 +126,7 @@ def test_killed_worker_loses_no_outer_momentum(tmp_path: Path, way: str) -> None
     )  # fmt: skip
     assert run.left == ["killed by signal 9"]
     assert_each_sample_once(run, NUM_SAMPLES, 6)
-    assert max(one.ticket.member for one in run.pushes) == 3, "nobody took its place"
+    assert max(push.ticket.member for push in run.pushes) == 3, "nobody took its place"
     assert differ(run.state, diloco(task, run.records, 4, OUTERS[NESTEROV])) < EXACT
 
 
@@ -148,7 +148,7 @@ def test_post_local_sgd_starts_as_full_sync(tmp_path: Path, way: str) -> None:
     assert differ(first.state, plain_loop(replace(TASK, epochs=1))) < EXACT
     run = train(TASK, tmp_path / "whole", **settings)
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
-    steps = [len(one.leases) for one in run.orders if isinstance(one, Grant)]
+    steps = [len(order.leases) for order in run.orders if isinstance(order, Grant)]
     assert steps == [1] * 15 + [3] * 3 + [2] * 3
     expected = diloco(TASK, run.records, 3, Outer(1.0))
     assert differ(run.state, expected) < EXACT

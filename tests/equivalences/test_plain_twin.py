@@ -100,8 +100,8 @@ def test_run_of_one_worker_equals_its_plain_twin(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run_script(SCRIPT, tmp_path, which, workers=1, engine=engine, seed=SEED)
-    found, wanted = torch.load(tmp_path / f"{which}.pt"), plainly(which)
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    actual, expected = torch.load(tmp_path / f"{which}.pt"), plainly(which)
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
 def test_step_seeds_are_distinct() -> None:

@@ -92,17 +92,17 @@ def test_simulated_training_equals_the_inline_run_bitwise(
 ) -> None:
     state, _ = simulate(task, tmp_path, protocol, stragglers())
     records = list(read_trace(tmp_path / "trace.jsonl"))
-    pushes = [one.fact for one in records if isinstance(one, Handed)]
-    orders = [one.order for one in records if isinstance(one, Ordered)]
+    pushes = [record.fact for record in records if isinstance(record, Handed)]
+    orders = [record.order for record in records if isinstance(record, Ordered)]
     arrivals = Arrivals(pushes)
     with same_arrivals(arrivals, monkeypatch):  # type: ignore[arg-type]
         inline = train(
             task, tmp_path / "inline", workers=WORKERS, protocol=protocol, engine="inline"
         )
-    assert [one.ticket for one in inline.pushes] == [one.ticket for one in pushes]
+    assert [push.ticket for push in inline.pushes] == [push.ticket for push in pushes]
     assert inline.orders == orders
     assert differ(state, inline.state) == 0.0
-    assert [one.loss for one in inline.pushes] == [one.loss for one in pushes]
+    assert [push.loss for push in inline.pushes] == [push.loss for push in pushes]
 
 
 @pytest.mark.parametrize("task", [WITH_BATCH_NORM, TASK], ids=["batch norm", "tied"])
@@ -121,7 +121,7 @@ def test_simulated_training_with_absences_follows_the_update_equation(
     else:
         expected = replay(task, records)
     assert differ(state, expected) < CLOSE
-    members = {one.fact.ticket.member for one in records if isinstance(one, Handed)}
+    members = {record.fact.ticket.member for record in records if isinstance(record, Handed)}
     assert members == {0, 1, 2, 3}, "worker 1 did not come back as a new member"
 
 
@@ -151,7 +151,7 @@ def test_gradients_of_one_version_are_batched_unless_cancelled(
     _, work = simulate(TASK, tmp_path, protocol, stragglers())
     records = list(read_trace(tmp_path / "trace.jsonl"))
     assert max(sizes) == longest, "all begin at version 0"
-    num_pushes = sum(isinstance(one, Handed) for one in records)
+    num_pushes = sum(isinstance(record, Handed) for record in records)
     assert num_pushes <= sum(sizes) <= num_pushes + WORKERS * TASK.epochs
     assert sorted(work._gradients._free) == list(range(1 + WORKERS if longest > 1 else 1))
     assert not work._ahead
@@ -205,10 +205,10 @@ def test_nonfinite_gradient_in_a_row_affects_only_its_member(tmp_path: Path) -> 
         simulate(task, tmp_path, "full-sync", stragglers())
     simulate(task, tmp_path, "full-sync", stragglers(), nonfinite="skip")
     pushes = [one.fact for one in read_trace(tmp_path / "trace.jsonl") if isinstance(one, Handed)]
-    is_finite = [one.is_finite for one in pushes]
+    is_finite = [push.is_finite for push in pushes]
     assert any(is_finite)
     assert not all(is_finite)
-    assert [math.isfinite(one.loss) for one in pushes] == is_finite
+    assert [math.isfinite(push.loss) for push in pushes] == is_finite
 
 
 class Drawing(SGD):
@@ -218,8 +218,8 @@ class Drawing(SGD):
         super().step()
         with torch.no_grad():
             for group in self.param_groups:
-                for one in group["params"]:
-                    one.add_(torch.randn_like(one), alpha=1e-3)
+                for parameter in group["params"]:
+                    parameter.add_(torch.randn_like(parameter), alpha=1e-3)
 
 
 def test_optimizer_that_draws_numbers_steps_right_after_its_push(tmp_path: Path) -> None:

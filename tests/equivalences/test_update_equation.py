@@ -41,7 +41,7 @@ def test_live_run_follows_the_update_equation_and_equals_inline(
     with same_arrivals(live, monkeypatch):
         inline = train(task, tmp_path / "inline", workers=3, protocol=protocol, engine="inline")
     assert inline.orders == live.orders
-    assert [one.ticket for one in inline.pushes] == [one.ticket for one in live.pushes]
+    assert [push.ticket for push in inline.pushes] == [push.ticket for push in live.pushes]
     assert differ(inline.state, live.state) < CLOSE
 
 
