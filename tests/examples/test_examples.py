@@ -68,9 +68,9 @@ def test_second_example_runs_under_any_protocol(
 ) -> None:
     script = str(EXAMPLES / "02_paceline.py")
     launch("launch", "--workers", "2", "--protocol", protocol, script, *SMALL)
-    said = capsys.readouterr().out
-    assert said.count("epoch 1: test accuracy 0.") == 1  # printed once, by the main worker
-    assert "samples           768" in said
+    output = capsys.readouterr().out
+    assert output.count("epoch 1: test accuracy 0.") == 1  # printed once, by the main worker
+    assert "samples           768" in output
 
 
 def test_custom_task_learns(
@@ -84,9 +84,9 @@ def test_custom_task_learns(
 
 
 def test_functions_of_main_reach_the_workers(here: Path) -> None:
-    said = run("04_notebook_style.py", str(here / "run"))
-    assert f"files in {here / 'run'}" in said
-    assert "150 updates" in said
+    output = run("04_notebook_style.py", str(here / "run"))
+    assert f"files in {here / 'run'}" in output
+    assert "150 updates" in output
 
 
 def test_loop_without_a_loader_runs_under_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +107,9 @@ def test_stream_runs_under_any_protocol(
     script = str(EXAMPLES / "10_streaming.py")
     words = ("--samples", "512", "--epochs", "1")
     launch("launch", "--workers", workers, "--protocol", protocol, script, *words)
-    said = capsys.readouterr().out
-    assert "it goes on from the data set's own state_dict" in said
-    assert "samples           512" in said
+    output = capsys.readouterr().out
+    assert "it goes on from the data set's own state_dict" in output
+    assert "samples           512" in output
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_loop_without_a_loader_runs_under_any_protocol(
 ) -> None:
     script = str(EXAMPLES / "06_without_a_loader.py")
     launch("launch", "--workers", workers, "--protocol", protocol, script, "--updates", "4")
-    said = capsys.readouterr().out
-    assert "no loader: a batch is what a worker draws for one number" in said
-    assert "updates           4, " in said
+    output = capsys.readouterr().out
+    assert "no loader: a batch is what a worker draws for one number" in output
+    assert "updates           4, " in output
 
 
 def test_gan_runs_under_python(here: Path) -> None:
@@ -143,9 +143,9 @@ def test_gan_runs_under_any_protocol(
 ) -> None:
     script, words = str(EXAMPLES / "07_gan.py"), ("--samples", "512", "--epochs", "2")
     launch("launch", "--workers", workers, "--protocol", protocol, script, *words)
-    said = capsys.readouterr().out
-    assert says in " ".join(said.split())
-    assert said.count("epoch 2: generated images pass for real at 0.") == 1
+    output = capsys.readouterr().out
+    assert says in " ".join(output.split())
+    assert output.count("epoch 2: generated images pass for real at 0.") == 1
 
 
 FRAMEWORKS = {"08_lightning.py": "lightning", "09_hugging_face.py": "transformers"}
@@ -171,18 +171,18 @@ def test_framework_trainer_runs_under_any_protocol(
     script = str(EXAMPLES / name)
     words = ("--workers", workers, "--protocol", protocol, "--preload", PRELOAD[package])
     launch("launch", *words, script, "--epochs", "1")
-    said = capsys.readouterr().out
-    assert f"workers          {workers} on cpu" in said
-    assert said.count("loss") > 1
-    assert f"samples           {'2,048' if 'lightning' in name else '1,024'}" in said
+    output = capsys.readouterr().out
+    assert f"workers          {workers} on cpu" in output
+    assert output.count("loss") > 1
+    assert f"samples           {'2,048' if 'lightning' in name else '1,024'}" in output
 
 
 def test_trainer_starts_its_own_workers() -> None:
     pytest.importorskip("lightning")
     words = ("--workers", "2", "--protocol", "k-batch-async:2", "--epochs", "1")
-    said = run("08_lightning.py", *words)
-    assert "workers          2 on cpu" in said
-    assert said.count("update 32: validation loss") == 1
+    output = run("08_lightning.py", *words)
+    assert "workers          2 on cpu" in output
+    assert output.count("update 32: validation loss") == 1
 
 
 SEARCH = ("--samples", "1024", "--rates", "0.01", "0.3", "1e4")
@@ -206,13 +206,13 @@ def test_search_runs_under_any_protocol(
 ) -> None:
     words = ("--workers", workers, "--protocol", protocol, "--run-dir", str(here / "run"))
     launch("launch", *words, str(EXAMPLES / "12_search.py"), *SEARCH)
-    said = capsys.readouterr().out
-    assert said.count("the best learning rate is 0.3") == 1
-    rows = [line.split() for line in said.splitlines() if line.startswith("lr-")]
+    output = capsys.readouterr().out
+    assert output.count("the best learning rate is 0.3") == 1
+    rows = [line.split() for line in output.splitlines() if line.startswith("lr-")]
     assert [(row[0], row[-1]) for row in rows] == [
         ("lr-0.01", "finished"), ("lr-0.3", "finished"), ("lr-10000", "failed"),
     ]  # fmt: skip
-    assert sorted(one.name for one in (here / "run").glob("lr-*")) == [row[0] for row in rows]
+    assert sorted(path.name for path in (here / "run").glob("lr-*")) == [row[0] for row in rows]
 
 
 ENDS = "at the end a pole stands for "
@@ -233,9 +233,9 @@ def test_policy_learns_under_any_protocol(
 ) -> None:
     script = str(EXAMPLES / "11_reinforcement.py")
     launch("launch", "--workers", workers, "--protocol", protocol, script, "--updates", "40")
-    said = capsys.readouterr().out
-    assert "updates           40, " in said
-    assert float(said.partition(ENDS)[2].split()[0]) > 80
+    output = capsys.readouterr().out
+    assert "updates           40, " in output
+    assert float(output.partition(ENDS)[2].split()[0]) > 80
 
 
 def test_five_layers_over_four_workers_print_the_expected_numbers() -> None:
