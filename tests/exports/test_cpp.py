@@ -50,11 +50,11 @@ def test_cpp_program_prints_the_values_of_python(say: Say, tmp_path: Path) -> No
     for name in ("torchscript", "aoti"):
         code, out, err = say(f"export lenet --format {name} --json")
         assert code == 0, err
-        found = json.loads(out)
-        assert set(found["max_differences"]) == {"1", "7"}
-        assert max(found["max_differences"].values()) <= 1e-5
-        assert found["num_bytes"] == Path(found["path"]).stat().st_size > found["weights_bytes"]
-        files[name] = found["path"]
+        actual = json.loads(out)
+        assert set(actual["max_differences"]) == {"1", "7"}
+        assert max(actual["max_differences"].values()) <= 1e-5
+        assert actual["num_bytes"] == Path(actual["path"]).stat().st_size > actual["weights_bytes"]
+        files[name] = actual["path"]
     if not shutil.which("make"):
         pytest.skip("no make to build the example with")
     program = tmp_path / "predict"
@@ -66,14 +66,14 @@ def test_cpp_program_prints_the_values_of_python(say: Say, tmp_path: Path) -> No
         inputs.numpy().tofile(tmp_path / "images.raw")
         shape = ",".join(str(size) for size in inputs.shape)
         with torch.no_grad():
-            wanted = subject.model(inputs)
+            expected = subject.model(inputs)
         for path in files.values():
             done = run(str(program), path, "images.raw", shape)
             assert done.returncode == 0, done.stderr
             got = numbers(done.stdout)
-            assert got.shape == wanted.shape == (batch, 10)
+            assert got.shape == expected.shape == (batch, 10)
             # Outputs of fresh weights are small, so the tolerance is 1e-5 of the largest one.
-            assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+            assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
 
     short = run(str(program), files["aoti"], "images.raw", "8,1,28,28")
     assert short.returncode == 2

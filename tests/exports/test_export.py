@@ -41,13 +41,13 @@ def test_every_format_reproduces_the_output_of_the_model(say: Say, name: str, ta
     lacking(name)
     code, out, err = say(f"export {task} --format {name} --json")
     assert code == 0, err
-    found = json.loads(out)
-    assert set(found["max_differences"]) == {"1", "7"}
-    assert max(found["max_differences"].values()) <= 1e-5
-    assert found["num_bytes"] == Path(found["path"]).stat().st_size
-    assert found["num_bytes"] > 0.9 * found["weights_bytes"]
-    assert [one["batch"] for one in found["latencies"]] == [1, 7]
-    assert found["accuracy"] is None  # meaningless for fresh weights
+    report = json.loads(out)
+    assert set(report["max_differences"]) == {"1", "7"}
+    assert max(report["max_differences"].values()) <= 1e-5
+    assert report["num_bytes"] == Path(report["path"]).stat().st_size
+    assert report["num_bytes"] > 0.9 * report["weights_bytes"]
+    assert [latency["batch"] for latency in report["latencies"]] == [1, 7]
+    assert report["accuracy"] is None  # meaningless for fresh weights
 
 
 @pytest.mark.parametrize("name", ["torchscript", "torchscript-trace", "export"])
@@ -119,9 +119,9 @@ def test_export_falls_back_only_on_request(say: Say) -> None:
     line = f"{OWN}:Branch --format export --fallback torchscript --json"
     code, out, _ = say(line)
     assert code == 0
-    found = json.loads(out)
-    assert found["format"] == "torchscript"
-    assert "somenets.py:22" in found["fell_back"]
+    report = json.loads(out)
+    assert report["format"] == "torchscript"
+    assert "somenets.py:22" in report["fell_back"]
 
 
 SCRIPT = """\
@@ -161,19 +161,19 @@ def test_weights_of_a_run_are_exported_and_others_refused(say: Say) -> None:
     assert say(train)[0] == 0
     code, out, err = say("export runs/one --format torchscript --json")
     assert code == 0, err
-    found = json.loads(out)
-    assert found["is_trained"]
-    assert found["subject"] == "softmax"
-    assert found["accuracy"] > 0.5
-    assert found["accuracy_samples"] >= 60
-    assert found["file_accuracy"] == found["accuracy"]
+    report = json.loads(out)
+    assert report["is_trained"]
+    assert report["subject"] == "softmax"
+    assert report["accuracy"] > 0.5
+    assert report["accuracy_samples"] >= 60
+    assert report["file_accuracy"] == report["accuracy"]
     code, _, err = say("export lenet --checkpoint runs/one --format export")
     assert code == 2
     assert "a checkpoint of another model than lenet" in err
     code, out, err = say("export runs/one --format export --precision int8 --json")
     assert code == 0, err
     reduced = json.loads(out)
-    assert abs(reduced["file_accuracy"] - found["accuracy"]) < 0.05
+    assert abs(reduced["file_accuracy"] - report["accuracy"]) < 0.05
 
 
 def test_run_of_a_custom_task_is_exported_and_a_script_gets_advice(

@@ -40,7 +40,7 @@ def subject() -> Subject:
 
 def test_file_with_equal_output_is_kept(subject: Subject, tmp_path: Path) -> None:
     written = write_proved(subject, Kept(1.0), tmp_path / "model.kept")
-    assert [one.name for one in tmp_path.iterdir()] == ["model.kept"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model.kept"]
     assert written.num_bytes == written.path.stat().st_size
     assert written.differences == {1: 0.0, 7: 0.0}
 

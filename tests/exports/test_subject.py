@@ -23,7 +23,7 @@ class Samples:
     rows: list[Any]
 
     def splits(self) -> Any:
-        return SimpleNamespace(test=[(one, 0) for one in self.rows], train=None)
+        return SimpleNamespace(test=[(row, 0) for row in self.rows], train=None)
 
 
 @pytest.mark.parametrize("rows", [np.ones((2, 3)), torch.ones(2, 3), [1.0, 1.0]])
