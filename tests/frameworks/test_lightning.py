@@ -63,7 +63,7 @@ def test_worker_cancelled_every_time_ends_with_the_others(tmp_path: Path) -> Non
 
 
 def left_in(folder: Path) -> list[dict[str, Any]]:
-    return [torch.load(one, weights_only=False) for one in sorted(folder.glob("worker-*.pt"))]
+    return [torch.load(path, weights_only=False) for path in sorted(folder.glob("worker-*.pt"))]
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -144,12 +144,12 @@ def test_mean_over_workers_is_weighted_by_samples() -> None:
     [("k-batch-async:2", 2), ("async", 2), ("k-sync:1", 2), ("local-sgd:2", 2), ("k-async:3", 4)],
 )
 def test_each_sample_counts_once_per_epoch(protocol: str, workers: int, tmp_path: Path) -> None:
-    run, found = by_launch(tmp_path / "run", protocol, workers, epochs=3)
+    run, result = by_launch(tmp_path / "run", protocol, workers, epochs=3)
     assert_each_sample_once(run, NUM_SAMPLES, 3)
-    assert len(found) == workers
+    assert len(result) == workers
     num_updates = run.summary.updates
     assert num_updates == (9 if protocol.startswith("local") else 18)
-    for one in found:
+    for one in result:
         assert one["step"] == num_updates
         assert one["epoch"] == 3
         assert one["steps"] == sorted(one["steps"])
@@ -159,36 +159,36 @@ def test_each_sample_counts_once_per_epoch(protocol: str, workers: int, tmp_path
             "best",
             "train_loss",
         ):  # each validated all samples and decided the same
-            assert one[name] == found[0][name]
+            assert one[name] == result[0][name]
         for name, value in one["state"].items():
-            assert torch.equal(value, found[0]["state"][name])
-    assert Path(found[0]["best"]).is_file()
+            assert torch.equal(value, result[0]["state"][name])
+    assert Path(result[0]["best"]).is_file()
 
 
 def test_max_steps_limits_updates(tmp_path: Path) -> None:
-    run, found = by_launch(tmp_path / "run", "async", epochs=-1, trainer={"max_steps": 9})
+    run, result = by_launch(tmp_path / "run", "async", epochs=-1, trainer={"max_steps": 9})
     assert run.summary.updates == 9
-    assert [one["step"] for one in found] == [9, 9]
-    assert [len(one["losses"]) for one in found] == [2, 2]  # after the whole epoch, and at the end
+    assert [one["step"] for one in result] == [9, 9]
+    assert [len(one["losses"]) for one in result] == [2, 2]  # after the whole epoch, and at the end
 
 
 @pytest.mark.timeout(300)
 def test_training_continues_without_the_main_worker(tmp_path: Path) -> None:
     fault = ("kill worker 0 at update 5",)
-    run, found = by_launch(tmp_path / "run", "async", 3, fault, epochs=3)
+    run, result = by_launch(tmp_path / "run", "async", 3, fault, epochs=3)
     assert run.left  # it was killed
     assert_each_sample_once(run, NUM_SAMPLES, 3)
-    assert [one["step"] for one in found] == [18, 18]
+    assert [one["step"] for one in result] == [18, 18]
     # all_gather covers the living workers; the new main worker has the main worker's rank.
-    assert [one["ranks"] for one in found] == [[0.0, 2.0]] * 2
-    assert Path(found[0]["best"]).is_file()  # of version 6 or later, saved by the new main worker
+    assert [one["ranks"] for one in result] == [[0.0, 2.0]] * 2
+    assert Path(result[0]["best"]).is_file()  # of version 6 or later, saved by the new main worker
 
 
 def test_early_stopping_stops_all_workers(tmp_path: Path) -> None:
-    run, found = by_launch(tmp_path / "run", "async", epochs=50, stop=[1, 3])
+    run, result = by_launch(tmp_path / "run", "async", epochs=50, stop=[1, 3])
     assert run.summary.updates < 50
-    assert {one["step"] for one in found} == {run.summary.updates}
-    assert found[0]["epoch"] == found[1]["epoch"] < 50
+    assert {one["step"] for one in result} == {run.summary.updates}
+    assert result[0]["epoch"] == result[1]["epoch"] < 50
 
 
 @pytest.mark.timeout(300)
@@ -328,9 +328,9 @@ def test_checkpoints_decided_per_worker_are_refused(
         protocol=protocol, is_spmd=protocol == "full-sync", is_difference=False
     )
     trainer.strategy = SimpleNamespace(pace=SimpleNamespace(num_workers=2, context=context))
-    found = starting._option_not_carried(trainer, None, 1)
-    assert words in found
-    assert bool(words) == bool(found)
+    result = starting._option_not_carried(trainer, None, 1)
+    assert words in result
+    assert bool(words) == bool(result)
 
 
 @pytest.mark.parametrize("word", [(1, 2), {0: "a"}, torch.ones(1), {1}, [(1,)]])

@@ -49,8 +49,8 @@ def test_single_process_equals_plain_pytorch_bitwise(kind: str) -> None:
             streamed.loss_of(model, batch).backward()
             optimizer.step()
     plain = streamed.gather(model)
-    found = public_streams.train(Pace(SoloExchange(), Context(seed=5)), {"kind": kind})
-    assert differ(found, plain) == 0.0
+    result = public_streams.train(Pace(SoloExchange(), Context(seed=5)), {"kind": kind})
+    assert differ(result, plain) == 0.0
 
 
 def test_killed_workers_do_not_change_the_result(kind: str, tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def test_killed_workers_do_not_change_the_result(kind: str, tmp_path: Path) -> N
         )  # fmt: skip
     assert len(seats) == 3
     assert run.used() == [NUMBERS] * public_streams.EPOCHS
-    found = torch.load(next(tmp_path.glob("result-*.pt")))
-    assert differ(found, public_streams.twin(5, 2, options)) < CLOSE
+    result = torch.load(next(tmp_path.glob("result-*.pt")))
+    assert differ(result, public_streams.twin(5, 2, options)) < CLOSE
 
 
 def test_resumed_run_equals_an_uninterrupted_one(kind: str, say: Say, tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_resumed_run_equals_an_uninterrupted_one(kind: str, say: Say, tmp_path: 
     words = f"launch --workers 2 --device cpu --resume {tmp_path / 'run'}"
     code, _, err = say(f"{words} {SCRIPT} {tmp_path} '{json.dumps(options)}'")
     assert code == 0, err
-    found = torch.load(tmp_path / "result-0.pt")
-    assert differ(found, public_streams.twin(5, 2, options)) < CLOSE
+    result = torch.load(tmp_path / "result-0.pt")
+    assert differ(result, public_streams.twin(5, 2, options)) < CLOSE
 
 
 STATES = """
@@ -138,5 +138,5 @@ def test_single_process_loader_resumes_from_its_state() -> None:
     pace, model = Pace(SoloExchange(), Context()), torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     _, _, loader = pace.prepare(model, optimizer, begun())
-    found = [batch.flatten().tolist() for batch in loader]
-    assert found == [batch.flatten().tolist() for batch in begun()] == [[2, 3], [4, 5], [6, 7]]
+    results = [batch.flatten().tolist() for batch in loader]
+    assert results == [batch.flatten().tolist() for batch in begun()] == [[2, 3], [4, 5], [6, 7]]
