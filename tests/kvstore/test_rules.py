@@ -118,8 +118,8 @@ class Own(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
-            for one in group["params"]:
-                self.also(group, one, self.state[one])
+            for parameter in group["params"]:
+                self.also(group, parameter, self.state[parameter])
 
 
 def _assigned(group: Any, one: Any, state: Any) -> None:
