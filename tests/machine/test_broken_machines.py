@@ -251,9 +251,9 @@ def cause_of(machine: MachineSource) -> tuple[str, str]:
 def test_cause_of_a_broken_nvidia_machine_is_found(
     changed: dict[str, Any], name: str, command: str, tmp_path: Path
 ) -> None:
-    found = cause_of(nvidia(tmp_path, **changed))
-    assert found[0] == name
-    assert command in found[1]
+    result = cause_of(nvidia(tmp_path, **changed))
+    assert result[0] == name
+    assert command in result[1]
 
 
 MI300 = pci("0000:c1:00.0", "0x1002", "0x74a1", "0x120000", "amdgpu")
@@ -349,9 +349,9 @@ OTHERS: dict[str, tuple[Callable[[Path], Recorded], str, str]] = {
 def test_cause_of_a_broken_machine_of_other_makers_is_found(
     make: Callable[[Path], Recorded], name: str, command: str, tmp_path: Path
 ) -> None:
-    found = cause_of(make(tmp_path))
-    assert found[0] == name
-    assert command in found[1]
+    result = cause_of(make(tmp_path))
+    assert result[0] == name
+    assert command in result[1]
 
 
 def test_at_least_sixty_broken_machines_are_covered() -> None:

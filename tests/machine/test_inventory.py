@@ -68,25 +68,25 @@ TWO_SOCKETS = {
 def test_cores_threads_caches_nodes_and_channels_are_read(tmp_path: Path) -> None:
     cpu = read_processor(Recorded(tmp_path, files=TWO_SOCKETS, outputs={}))
     assert (cpu.threads, cpu.cores, cpu.sockets) == (8, 4, 2)
-    assert {one.kind: (one.num_bytes >> 10, one.count) for one in cpu.caches} == {
+    assert {cache.kind: (cache.num_bytes >> 10, cache.count) for cache in cpu.caches} == {
         "L1d": (32, 4), "L1i": (32, 4), "L2": (1024, 4), "L3": (32768, 2)
     }  # fmt: skip
     assert (cpu.vector_bits, cpu.matrices) == (512, ("amx_bf16",))
-    assert [(one.cores, one.distances) for one in cpu.nodes] == [
+    assert [(node.cores, node.distances) for node in cpu.nodes] == [
         ("0-1,4-5", (10, 21)), ("2-3,6-7", (21, 10))
     ]  # fmt: skip
-    assert [one.memory_bytes for one in cpu.nodes] == [32 << 20, 32 << 20]
+    assert [node.memory_bytes for node in cpu.nodes] == [32 << 20, 32 << 20]
     assert (cpu.memory_channels, cpu.memory_modules) == (4, 4)
     assert cpu.governor == "powersave"
 
 
 def test_memory_channels_are_read_from_dmidecode(tmp_path: Path) -> None:
     device = "Memory Device\n\tSize: {size}\n\tLocator: DIMM_{slot}1\n\tBank Locator: {bank}\n"
-    said = "".join(
+    output = "".join(
         device.format(size=size, slot=slot, bank=f"P0 CHANNEL {slot}")
         for size, slot in (("16 GB", "A"), ("16 GB", "B"), ("No Module Installed", "C"))
     )
-    source = Recorded(tmp_path, files={}, outputs={"dmidecode": said})
+    source = Recorded(tmp_path, files={}, outputs={"dmidecode": output})
     cpu = read_processor(source)
     assert (cpu.memory_channels, cpu.memory_modules) == (2, 2)
 
@@ -141,8 +141,8 @@ def test_disk_of_a_folder_is_found(
             f"/sys/dev/block/{number}": f"->../../devices/x/{partition}",
             f"/sys/block/{disk}/queue/rotational": rotates,
         }
-    found = read_disk(Recorded(tmp_path, files=files, outputs={}), "/data sets/mnist")
-    assert (found.kind, found.name, found.file_system) == (kind, disk, file_system)
+    result = read_disk(Recorded(tmp_path, files=files, outputs={}), "/data sets/mnist")
+    assert (result.kind, result.name, result.file_system) == (kind, disk, file_system)
 
 
 def test_mount_point_with_non_ascii_name_is_found(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def lines_of(machine: Inventory) -> str:
 
 def test_text_describes_a_working_machine(tmp_path: Path) -> None:
     text = lines_of(read_inventory(nvidia(tmp_path, files=TWO_SOCKETS)))
-    for said in (
+    for message in (
         "torch computes on 1 x NVIDIA A100-SXM4-40GB (cuda)",
         "cores:       4 in 2 sockets, 2 hyper-threads each",
         "4 modules in 4 channels",
@@ -217,7 +217,7 @@ def test_text_describes_a_working_machine(tmp_path: Path) -> None:
         "driver:      NVIDIA 570.86.15, for CUDA up to 12.8",
         "torch:       2.13.0+cu128, for CUDA 12.8, kernels for sm_75",
     ):
-        assert said in text
+        assert message in text
 
 
 def test_link_below_its_maximum_is_reported(tmp_path: Path) -> None:
