@@ -81,8 +81,8 @@ def test_figure_has_a_plot_and_claims(
 def test_speedups_of_figure_5_equal_the_closed_form() -> None:
     for delay, _, values in figure_05.THEORY.values():
         for num_workers, value in values.items():
-            found = speed_up(parse_delay(delay), num_workers)
-            assert found == pytest.approx(value, abs=0.006)
+            result = speed_up(parse_delay(delay), num_workers)
+            assert result == pytest.approx(value, abs=0.006)
 
 
 def test_runtimes_of_figure_6_equal_the_closed_form() -> None:
@@ -175,9 +175,9 @@ def test_objective_is_cross_entropy_plus_penalty(images: Images) -> None:
     outputs = model(inputs.unsqueeze(0))
     weight = model.linear.weight
     fit = torch.nn.functional.cross_entropy(model.linear(inputs.flatten()[None]), targets[None])
-    wanted = fit + 0.5 * weight.square().sum()
-    assert objective(outputs, targets[None]).item() == pytest.approx(wanted.item())
-    assert metrics(outputs, targets[None])["loss"] == pytest.approx((wanted.item(), 1.0))
+    expected = fit + 0.5 * weight.square().sum()
+    assert objective(outputs, targets[None]).item() == pytest.approx(expected.item())
+    assert metrics(outputs, targets[None])["loss"] == pytest.approx((expected.item(), 1.0))
     objective(outputs, targets[None]).backward()  # type: ignore[no-untyped-call]
     slope = torch.autograd.grad(fit, weight)[0] + weight  # of 0.5 ||W||^2
     assert weight.grad is not None
@@ -199,7 +199,7 @@ def test_run_is_measured_from_start_to_end(images: Images) -> None:
     )
     run = train(setting, images, "k-sync:2", 30, seed=0)
     assert run is train(setting, images, "k-sync:2", 30, seed=0)
-    versions = [one.version for one in run.measured]
+    versions = [measurement.version for measurement in run.measured]
     assert (versions[0], versions[-1]) == (0, 30)
     assert 5 <= len(versions) <= 8
     assert run.measured[0].at_s == 0.0
