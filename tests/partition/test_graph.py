@@ -36,9 +36,9 @@ def test_edges_crossing_a_border_are_live() -> None:
 def test_costs_are_interpolated_linearly_in_the_batch_size() -> None:
     small = chain("ab", seconds=[1.0, 2.0], num_bytes=10)
     large = chain("ab", seconds=[5.0, 2.0], num_bytes=50)
-    found = small.at(3, 1, large, 5)
-    assert [node.work_s for node in found.nodes] == pytest.approx([3.0, 2.0])
-    assert [edge.num_bytes for edge in found.edges] == [30, 30, 30]
+    result = small.at(3, 1, large, 5)
+    assert [node.work_s for node in result.nodes] == pytest.approx([3.0, 2.0])
+    assert [edge.num_bytes for edge in result.edges] == [30, 30, 30]
     assert small.at(0.5, 1, large, 5).nodes[0].work_s == pytest.approx(0.5)
 
 
@@ -54,10 +54,10 @@ def test_tied_parameter_across_parts_is_held_twice_and_summed() -> None:
     pipeline = Pipeline(
         workers=workers(3), link=LinkCost(latency_s=0.0, s_per_byte=0.01), micro_batches=4
     )
-    found = place(graph, pipeline, (0, 1, 2))
-    assert [one.parameter_bytes for one in found.parts] == [110, 10, 110]
-    assert [one.cut_ties for one in found.parts] == [("w",), (), ("w",)]
-    assert found.loads_s == pytest.approx((1.5, 1.0, 1.5))  # 2 x 100 x 0.01 s over 4 micro-batches
+    result = place(graph, pipeline, (0, 1, 2))
+    assert [part.parameter_bytes for part in result.parts] == [110, 10, 110]
+    assert [part.cut_ties for part in result.parts] == [("w",), (), ("w",)]
+    assert result.loads_s == pytest.approx((1.5, 1.0, 1.5))  # 2 x 100 x 0.01 s over 4 micro-batches
     assert graph.parameter_bytes == 130
 
 
@@ -70,9 +70,9 @@ def test_part_memory_is_parameters_state_and_live_micro_batches() -> None:
     graph = WorkGraph(nodes=nodes, edges=(edge,))
     for schedule, live in (("gpipe", (8, 8)), ("1f1b", (2, 1))):
         pipeline = Pipeline(workers=workers(2), micro_batches=8, schedule=schedule, state_copies=2)
-        found = even_cut(graph, pipeline)
-        wanted = [40 + 1 + live[0] * 100, 40 + 1 + live[1] * 100 + 8 * 7]
-        assert [one.memory_bytes for one in found.parts] == wanted
+        actual = even_cut(graph, pipeline)
+        expected = [40 + 1 + live[0] * 100, 40 + 1 + live[1] * 100 + 8 * 7]
+        assert [part.memory_bytes for part in actual.parts] == expected
 
 
 def test_invalid_cut_is_refused() -> None:

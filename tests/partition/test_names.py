@@ -60,8 +60,8 @@ def test_invalid_split_is_refused_with_alternatives(text: str, words: str) -> No
 
 @pytest.mark.parametrize("text", ["network:2", "network:2:1f1b", "2x1:gpipe", "layer:2", "shard:1"])
 def test_split_name_survives_a_round_trip(text: str) -> None:
-    found = read_split(text, 2)
-    assert read_split(str(found), 2) == found
+    result = read_split(text, 2)
+    assert read_split(str(result), 2) == result
 
 
 def test_copies_and_twins_partition_the_workers() -> None:

@@ -33,15 +33,15 @@ def test_every_stage_runs_each_micro_batch_forward_and_backward_once(
         return
     actions = list(SCHEDULES[name](ranks, micro_batches, stages_per_rank))
     stages = ranks * stages_per_rank
-    wanted = {
+    expected = {
         (kind, stage, number)
         for kind in (FORWARD, BACKWARD)
         for stage in range(stages)
         for number in range(micro_batches)
     }
-    assert len(actions) == len(wanted)
-    assert {one[1:] for one in actions} == wanted
-    assert all(one.stage % ranks == one.rank for one in actions)
+    assert len(actions) == len(expected)
+    assert {action[1:] for action in actions} == expected
+    assert all(action.stage % ranks == action.rank for action in actions)
     run_schedule(actions, [StageTimes(1.0, 1.0)] * stages)  # no deadlock
 
 
@@ -51,9 +51,9 @@ def test_equal_stages_take_the_time_of_the_formula(
     name: str, ranks: int, micro_batches: int
 ) -> None:
     """(M + P - 1) (f + b), and a bubble of (P - 1) / (M + P - 1)."""
-    found = run_schedule(SCHEDULES[name](ranks, micro_batches, 1), [StageTimes(1.0, 2.0)] * ranks)
-    assert found.seconds == pytest.approx(3.0 * (micro_batches + ranks - 1))
-    assert found.bubble == pytest.approx((ranks - 1) / (micro_batches + ranks - 1))
+    result = run_schedule(SCHEDULES[name](ranks, micro_batches, 1), [StageTimes(1.0, 2.0)] * ranks)
+    assert result.seconds == pytest.approx(3.0 * (micro_batches + ranks - 1))
+    assert result.bubble == pytest.approx((ranks - 1) / (micro_batches + ranks - 1))
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (4, 16)])
@@ -61,16 +61,16 @@ def test_interleaving_divides_the_bubble_by_stages_per_rank(ranks: int, micro_ba
     """(P - 1) (f + b) / v of waiting: Narayanan et al., 2021, section 2.2.2."""
     for each in (1, 2, 4):
         stages = [StageTimes(1.0 / each, 2.0 / each)] * (ranks * each)
-        found = run_schedule(interleaved(ranks, micro_batches, each), stages)
-        assert found.seconds == pytest.approx(3.0 * micro_batches + 3.0 * (ranks - 1) / each)
+        result = run_schedule(interleaved(ranks, micro_batches, each), stages)
+        assert result.seconds == pytest.approx(3.0 * micro_batches + 3.0 * (ranks - 1) / each)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("ranks", "micro_batches"), SIZES)
 def test_live_micro_batches_match_the_prediction(name: str, ranks: int, micro_batches: int) -> None:
-    found = run_schedule(SCHEDULES[name](ranks, micro_batches, 1), [StageTimes(1.0, 2.0)] * ranks)
-    said = [live_micro_batches(name, stage, ranks, micro_batches) for stage in range(ranks)]
-    assert list(found.peak_live) == said
+    result = run_schedule(SCHEDULES[name](ranks, micro_batches, 1), [StageTimes(1.0, 2.0)] * ranks)
+    expected = [live_micro_batches(name, stage, ranks, micro_batches) for stage in range(ranks)]
+    assert list(result.peak_live) == expected
 
 
 def test_ranks_sharing_cores_take_the_time_of_the_total_work() -> None:
@@ -105,17 +105,17 @@ def test_invalid_schedule_arguments_are_refused() -> None:
 
 
 def test_gpipe_runs_the_stages_of_a_rank_one_after_another() -> None:
-    found = run_schedule(gpipe(2, 3, 2), [StageTimes(1.0, 2.0)] * 4)
-    own = [one for one, *_ in found.spans if one.rank == 1]
+    result = run_schedule(gpipe(2, 3, 2), [StageTimes(1.0, 2.0)] * 4)
+    own = [one for one, *_ in result.spans if one.rank == 1]
     assert [one.stage for one in own] == [1] * 3 + [3] * 6 + [1] * 3
-    assert found.peak_live == (3, 3, 3, 3)
+    assert result.peak_live == (3, 3, 3, 3)
 
 
 def test_late_weight_gradients_are_computed_at_the_end() -> None:
     """The last rank finishes its backward passes first, while the first still waits."""
     stages = [StageTimes(1.0, 2.0, 4.0), StageTimes(1.0, 2.0, 4.0)]
-    found = run_schedule(with_weights(one_f_one_b(2, 4)), stages)
-    assert found.seconds == pytest.approx(1.0 + 4 * 3.0 + 2.0 + 4.0)
-    ends = [one for one in found.spans if one.action.kind == WEIGHTS]
-    assert [one.action.rank for one in ends] == [1, 0]
-    assert found.peak_live == (2, 1)
+    result = run_schedule(with_weights(one_f_one_b(2, 4)), stages)
+    assert result.seconds == pytest.approx(1.0 + 4 * 3.0 + 2.0 + 4.0)
+    ends = [span for span in result.spans if span.action.kind == WEIGHTS]
+    assert [end.action.rank for end in ends] == [1, 0]
+    assert result.peak_live == (2, 1)
