@@ -128,9 +128,12 @@ def twin(name: str, folder: Path) -> Path:
 def test_ported_plain_script_computes_the_same(name: str, tmp_path: Path) -> None:
     script, verdict = ported(HERE / "plain" / f"{name}.py", tmp_path)
     assert verdict.added == ADDED[name]
-    found, wanted = alone(script, tmp_path / "new"), alone(twin(name, tmp_path), tmp_path / "old")
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+    actual, expected = (
+        alone(script, tmp_path / "new"),
+        alone(twin(name, tmp_path), tmp_path / "old"),
+    )
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(actual[key], expected[key]) for key in expected)
 
 
 @pytest.mark.parametrize("name", ACCELERATED)
@@ -138,8 +141,8 @@ def test_ported_accelerate_script_computes_the_same(name: str, tmp_path: Path) -
     pytest.importorskip("accelerate")
     path = HERE / "accelerate" / f"{name}.py"
     script, _ = ported(path, tmp_path)
-    found, wanted = alone(script, tmp_path / "new"), alone(path, tmp_path / "old")
-    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+    actual, expected = alone(script, tmp_path / "new"), alone(path, tmp_path / "old")
+    assert all(torch.equal(actual[key], expected[key]) for key in expected)
 
 
 @pytest.mark.parametrize("name", [*PLAIN, *(f"../accelerate/{one}" for one in ACCELERATED)])
@@ -165,7 +168,7 @@ def test_cancelled_iteration_leaves_nothing_to_the_next(
     text = (HERE / "plain" / "episodes.py").read_text()
     path.write_text(text.replace("running < 0.3", "episode >= 40"))
     script, verdict = ported(path, tmp_path)
-    assert any("clears losses at the end of an iteration" in one for one in verdict.notes)
+    assert any("clears losses at the end of an iteration" in note for note in verdict.notes)
     run = run_script(script, tmp_path, workers=2, protocol="k-sync:1", delay=("20ms",))
     assert run.summary.superseded.count
 
@@ -178,15 +181,15 @@ def test_two_workers_compute_the_same_as_one(
     text = (HERE / "plain" / f"{name}.py").read_text().replace("shuffle=True", "shuffle=False")
     plain = tmp_path / "plain.py"
     plain.write_text(text)
-    wanted = alone(plain, tmp_path / "old")
+    expected = alone(plain, tmp_path / "old")
     (tmp_path / "from").mkdir()
     path = tmp_path / "from" / f"{name}.py"
     path.write_text(text)
     script, _ = ported(path, tmp_path)
     run_script(script, tmp_path, workers=2)
-    found = torch.load("end.pt")
-    for key, value in wanted.items():
-        torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-5)
+    actual = torch.load("end.pt")
+    for key, value in expected.items():
+        torch.testing.assert_close(actual[key], value, rtol=1e-4, atol=1e-5)
 
 
 def test_ported_script_needs_no_change(tmp_path: Path) -> None:
@@ -203,7 +206,7 @@ def test_check_runs_no_line_and_writes_no_file(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(text)
     with contextlib.chdir(tmp_path):
         assert check(ScriptProgram(path="train.py")).diff
-        assert [one.name for one in Path().iterdir()] == ["train.py"]
+        assert [path.name for path in Path().iterdir()] == ["train.py"]
 
 
 @pytest.mark.parametrize(
@@ -316,7 +319,7 @@ def test_mean_over_tokens_is_noted() -> None:
     masked = text.replace("nll_loss(output, target)", "nll_loss(output, target, ignore_index=-1)")
     assert masked != text
     assert any(
-        "targets that ignore_index leaves" in one for one in judge(Source(masked), "a").notes
+        "targets that ignore_index leaves" in note for note in judge(Source(masked), "a").notes
     )
 
 

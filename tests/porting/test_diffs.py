@@ -29,9 +29,9 @@ def judged(text: str) -> CheckResult:
 
 def lines_of(text: str) -> list[str]:
     """The lines of the ported script."""
-    found = judged(text)
-    assert not found.reason
-    return [one[1:] for one in found.diff.splitlines()[2:] if one[0] in " +"]
+    result = judged(text)
+    assert not result.reason
+    return [line[1:] for line in result.diff.splitlines()[2:] if line[0] in " +"]
 
 
 @pytest.mark.parametrize(
@@ -48,15 +48,15 @@ def lines_of(text: str) -> list[str]:
     ],
 )
 def test_batch_used_outside_its_iteration_stays(first: str, last: str) -> None:
-    found = lines_of(f"{MODEL}{first}for it in range(100):\n{TURN}{last}")
-    assert sum("x = draw()" in one for one in found) == 2
+    lines = lines_of(f"{MODEL}{first}for it in range(100):\n{TURN}{last}")
+    assert sum("x = draw()" in line for line in lines) == 2
 
 
 def test_batch_drawn_one_iteration_ahead_moves_into_its_own() -> None:
     """A local variable of a function may have the same name."""
     text = f"{MODEL}x = draw()\ndef draw():\n    x = torch.randn(2, 4)\n    return x\n"
-    found = lines_of(f"{text}for it in range(100):\n{TURN}    x = draw()\n")
-    assert [one for one in found if "x = draw()" in one] == ["        x = draw()"]
+    lines = lines_of(f"{text}for it in range(100):\n{TURN}    x = draw()\n")
+    assert [line for line in lines if "x = draw()" in line] == ["        x = draw()"]
 
 
 TRAINED = f"""\
@@ -78,10 +78,10 @@ def test_file_open_around_training_is_not_guarded(body: str) -> None:
     loop = f"with open('log', 'w') as log:\n{body}"
     if "epoch" not in body:
         loop = f"for epoch in range(3):\n{indent(loop, '    ')}"
-    found = judged(f"{TRAINED}{loop}")
-    assert "pace.prepare(" in found.diff
-    assert "is_main" not in found.diff
-    assert any("on the same files" in one for one in found.notes)
+    result = judged(f"{TRAINED}{loop}")
+    assert "pace.prepare(" in result.diff
+    assert "is_main" not in result.diff
+    assert any("on the same files" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_file_open_around_training_is_not_guarded(body: str) -> None:
 )
 def test_state_used_by_all_workers_is_not_made_by_one(change: str, is_written_by_one: bool) -> None:
     end = f"    with open('log', 'a') as log:\n        {change}\n        log.write('epoch')\n"
-    found = judged(f"{TRAINED}for epoch in range(3):\n    train()\n{end}")
-    assert ("is_main" in found.diff) is is_written_by_one
-    assert bool(found.notes) is not is_written_by_one
+    result = judged(f"{TRAINED}for epoch in range(3):\n    train()\n{end}")
+    assert ("is_main" in result.diff) is is_written_by_one
+    assert bool(result.notes) is not is_written_by_one
 
 
 ACCELERATED = """\
@@ -123,18 +123,18 @@ for epoch in range(3):
 
 
 def test_second_loader_of_accelerate_keeps_its_new_name() -> None:
-    found = lines_of(ACCELERATED)
+    lines = lines_of(ACCELERATED)
     kept = "accelerator.prepare(net.to(accelerator.device), optim, train_loader)"
-    at = found.index(f"model, optimizer, train_dl = {kept}")
-    assert found[at + 1] == "eval_dl = eval_loader"
-    assert "    for x in eval_dl:" in found
+    at = lines.index(f"model, optimizer, train_dl = {kept}")
+    assert lines[at + 1] == "eval_dl = eval_loader"
+    assert "    for x in eval_dl:" in lines
 
 
 @pytest.mark.parametrize("verb", ["unwrap_model(model=model)", "get_state_dict(model=model)"])
 def test_accelerate_call_with_model_keyword_is_ported(verb: str) -> None:
-    found = lines_of(f"{ACCELERATED}torch.save(accelerator.{verb}, 'model.pt')\n")
+    lines = lines_of(f"{ACCELERATED}torch.save(accelerator.{verb}, 'model.pt')\n")
     end = ".state_dict()" if "state" in verb else ""
-    assert found[-1].strip() == f"torch.save(model{end}, 'model.pt')"
+    assert lines[-1].strip() == f"torch.save(model{end}, 'model.pt')"
 
 
 TAKEN = """\
@@ -174,8 +174,8 @@ def test_accumulating_batches_taken_by_next_is_refused() -> None:
     ],
 )
 def test_all_iterations_of_a_range_are_counted(numbers: str, total: str) -> None:
-    found = lines_of(f"{MODEL}for it in range({numbers}):\n{TURN}")
-    assert f"for it in pace.updates({total}):" in found
+    lines = lines_of(f"{MODEL}for it in range({numbers}):\n{TURN}")
+    assert f"for it in pace.updates({total}):" in lines
 
 
 @pytest.mark.parametrize("turn", [TURN, "    learn()\n"])
@@ -189,11 +189,11 @@ def test_continue_by_iteration_number_before_the_step_is_refused(turn: str) -> N
 
 def test_other_continue_before_the_step_is_noted() -> None:
     end = "    if len(seen) < 9:\n        continue\n"
-    said = "train.py:9 goes on to the next iteration without a step"
+    message = "train.py:9 goes on to the next iteration without a step"
     for turn, is_noted in ((end + TURN, True), (TURN + end, False)):
-        found = judged(f"{MODEL}for it in range(100):\n{turn}")
-        assert not found.reason
-        assert any(one.startswith(said) for one in found.notes) is is_noted
+        result = judged(f"{MODEL}for it in range(100):\n{turn}")
+        assert not result.reason
+        assert any(note.startswith(message) for note in result.notes) is is_noted
 
 
 @pytest.mark.parametrize(
@@ -207,5 +207,5 @@ def test_other_continue_before_the_step_is_noted() -> None:
     ],
 )
 def test_epochs_keep_their_values(numbers: str, ported: str) -> None:
-    found = lines_of(f"{TRAINED}for epoch in {numbers}:\n    train()\n")
-    assert f"for epoch in {ported}:" in found
+    lines = lines_of(f"{TRAINED}for epoch in {numbers}:\n    train()\n")
+    assert f"for epoch in {ported}:" in lines

@@ -32,7 +32,7 @@ for it in range(9):
 
 def found(text: str) -> list[tuple[str, bool]]:
     script = SourceTree(text)
-    loop = next(one for one in script.nodes if isinstance(one, cst.For))
+    loop = next(node for node in script.nodes if isinstance(node, cst.For))
     return [(one.name, one.is_visible) for one in leftovers(Flow(script), loop)]
 
 
@@ -91,9 +91,9 @@ def means_of(text: str) -> list[str]:
 
 
 def test_partial_count_divided_by_all_samples_is_noted() -> None:
-    [said] = means_of(DIVIDED)
-    assert said.startswith("train.py:15 divides right, which each worker adds up over its share")
-    assert "pace.sum(right)" in said
+    [output] = means_of(DIVIDED)
+    assert output.startswith("train.py:15 divides right, which each worker adds up over its share")
+    assert "pace.sum(right)" in output
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,11 @@ def test_other_divisions_are_not_noted(old: str, new: str) -> None:
 
 def test_each_note_is_a_sentence_with_its_line() -> None:
     text = SCRIPT.replace("for it in range(9)", "while True").replace("END", "kept.clear()")
-    said = list(notes_of_loop(text + "    if loss > 3:\n        break\n", "train.py"))
-    assert any(one.startswith("train.py:18 clears kept at the end of an iteration") for one in said)
-    assert any(one.startswith("train.py:20 ends the run where one worker") for one in said)
+    messages = list(notes_of_loop(text + "    if loss > 3:\n        break\n", "train.py"))
+    assert any(
+        message.startswith("train.py:18 clears kept at the end of an iteration")
+        for message in messages
+    )
+    assert any(
+        message.startswith("train.py:20 ends the run where one worker") for message in messages
+    )

@@ -55,9 +55,9 @@ def note(text: str) -> str:
 
 @pytest.mark.parametrize("line", WRITES)
 def test_file_written_by_all_workers_is_named(line: str) -> None:
-    said = note(line)
-    assert said.startswith("train.py:4 ")
-    assert " runs in every worker, on the same files: " in said
+    message = note(line)
+    assert message.startswith("train.py:4 ")
+    assert " runs in every worker, on the same files: " in message
 
 
 @pytest.mark.parametrize("line", KEEPS)
@@ -79,6 +79,6 @@ def test_unrelated_condition_is_no_guard(guard: str) -> None:
 
 
 def test_sentence_names_the_first_writes_and_counts_the_rest() -> None:
-    said = note("\n".join(f"torch.save(x, '{n}.pt')" for n in range(5)))
-    assert said.count("torch.save(...)") == 3
-    assert "and 2 more run in every worker" in said
+    message = note("\n".join(f"torch.save(x, '{n}.pt')" for n in range(5)))
+    assert message.count("torch.save(...)") == 3
+    assert "and 2 more run in every worker" in message

@@ -41,8 +41,8 @@ def test_ported_script_trains_with_two_workers(
     run = run_script(script, tmp_path, workers=2, has_ranks=has_ranks)
     assert {fact.ticket.member for fact in run.pushes} == {0, 1}
     word, grows = CARRIED[name]
-    said = (run.folder / "logs" / "worker-0.log").read_text()
-    values = [float(one) for one in re.findall(rf"{word} ([0-9.]+)", said)]
+    output = (run.folder / "logs" / "worker-0.log").read_text()
+    values = [float(one) for one in re.findall(rf"{word} ([0-9.]+)", output)]
     assert len(values) == 6
     assert values[-1] > values[0] if grows else values[-1] < values[0]
     used = run.used()
@@ -79,4 +79,4 @@ def test_reduction_over_the_group_is_named_not_rewritten() -> None:
 
 def test_every_script_is_tested() -> None:
     tried = {*CARRIED, *NEED_A_HAND, "reduced_metrics", "own_batches"}
-    assert {one.stem for one in SHAPES.glob("*.py")} == tried
+    assert {path.stem for path in SHAPES.glob("*.py")} == tried

@@ -284,9 +284,9 @@ def test_script_with_a_group_and_paceline_is_told_of_unset_ranks() -> None:
         "import os, paceline\nimport torch.distributed as dist\n"
         'if "RANK" in os.environ:\n    dist.init_process_group()\npace = paceline.connect()\n'
     )
-    found = read(source, "train.py")
-    assert found.has_group
-    assert found.notes[0].startswith("train.py:4 makes a torch.distributed process group")
+    result = read(source, "train.py")
+    assert result.has_group
+    assert result.notes[0].startswith("train.py:4 makes a torch.distributed process group")
 
 
 def test_invalid_python_is_named_with_its_line(tmp_path: Path) -> None:

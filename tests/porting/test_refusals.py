@@ -348,8 +348,8 @@ def test_unsupported_code_is_named_with_its_line(name: str) -> None:
 def test_loop_one_worker_may_leave_alone_is_noted() -> None:
     text = SCRIPT.replace(LOOP, DRAWS)
     for test, is_noted in {"loss < 0.1": True, "it == 50": False, "args.dry_run": False}.items():
-        found = judge(Source(f"{text}    if {test}:\n        break\n"), "train.py")
-        draws, *leaves = found.notes
+        result = judge(Source(f"{text}    if {test}:\n        break\n"), "train.py")
+        draws, *leaves = result.notes
         assert draws.startswith("train.py:8 random numbers are seeded by an iteration's number")
         assert [one.startswith("train.py:14 leaves the loop") for one in leaves] == [
             True
@@ -358,9 +358,9 @@ def test_loop_one_worker_may_leave_alone_is_noted() -> None:
 
 def test_computing_with_the_iteration_number_is_noted() -> None:
     text = SCRIPT.replace(LOOP, DRAWS.replace("get_batch()", "data[it * 8 : it * 8 + 8]"))
-    found = judge(Source(text), "train.py")
-    assert "+    it = pace.turn\n" in found.diff
-    assert found.notes[1].startswith(
+    result = judge(Source(text), "train.py")
+    assert "+    it = pace.turn\n" in result.diff
+    assert result.notes[1].startswith(
         "train.py:9 computes with it, the number of an iteration: it becomes pace"
     )
 
@@ -467,8 +467,8 @@ def test_accelerate_precision_and_accumulation_are_kept() -> None:
     text = text.replace(
         "loader = D", "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 9)\nloader = D"
     )
-    found = leave_accelerate(text)[0]
-    assert "\n                optimizer.zero_grad()\n            schedule.step()\n" in found
+    result = leave_accelerate(text)[0]
+    assert "\n                optimizer.zero_grad()\n            schedule.step()\n" in result
 
 
 def test_zeroing_gradients_before_accumulation_is_refused() -> None:
@@ -516,9 +516,9 @@ def test_batch_must_be_taken_by_next_once_per_iteration(body: str, is_taken: boo
     text = SCRIPT.replace(LOOP, f"some = iter(loader)\nother = iter(loader)\n{loop}")
     flow = Flow(SourceTree(text))
     (turns,) = (one for one in flow.script.module.body if isinstance(one, cst.For))
-    found = taken_by_hand(flow, turns)
-    assert (found is not None) is is_taken
-    assert found is None or flow.script.code(found.loader) == "loader"
+    result = taken_by_hand(flow, turns)
+    assert (result is not None) is is_taken
+    assert result is None or flow.script.code(result.loader) == "loader"
 
 
 GROUPED = """\
@@ -565,8 +565,8 @@ def test_scheduler_steps_and_shuffling_are_kept() -> None:
     ],
 )
 def test_sampler_passed_indirectly_is_named(before: str, after: str, line: int) -> None:
-    said = reason(GROUPED.replace(before, after))
-    assert f"line {line}: sampler does not reach its loader as DataLoader(..., samp" in said
+    message = reason(GROUPED.replace(before, after))
+    assert f"line {line}: sampler does not reach its loader as DataLoader(..., samp" in message
 
 
 def test_unrelated_attributes_named_module_are_kept() -> None:
