@@ -93,10 +93,10 @@ def test_measuring_leaves_the_model_unchanged() -> None:
 
 def test_meta_model_is_counted_instead_of_measured() -> None:
     held = model().to("meta")
-    found = measuring_of(held, lambda size: (torch.ones(size, 16, device="meta"),), 1, None)
-    assert isinstance(found, Counting)
+    result = measuring_of(held, lambda size: (torch.ones(size, 16, device="meta"),), 1, None)
+    assert isinstance(result, Counting)
     traced = trace(held, (torch.ones(2, 16, device="meta"),))
-    traced, graph_at, alone_s, _ = found.all_of(traced, (4, 16), 2)
+    traced, graph_at, alone_s, _ = result.all_of(traced, (4, 16), 2)
     assert len(traced.pieces) == 4
     assert graph_at(16).alone_s == pytest.approx(alone_s)
     assert graph_at(4).alone_s < alone_s

@@ -104,8 +104,8 @@ def test_turn_cost_is_the_extra_time_beyond_the_free_cores() -> None:
     rounds, slow_s = list[None](), 0.18
     with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 1, 1) as beside:
         assert beside is not None
-        found = beside.taking_turns(4, step, _A_ROUND - 1)
-    assert 2.0 < found < 3.5  # twice the work of the cores in six times the time
+        result = beside.taking_turns(4, step, _A_ROUND - 1)
+    assert 2.0 < result < 3.5  # twice the work of the cores in six times the time
     with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 2, 1) as beside:
         assert beside is not None
         assert beside.taking_turns(4, step, 3) == 1.0

@@ -31,18 +31,22 @@ def standing(name: str) -> Standing:
 
 
 def test_equal_steps_are_forecast_exactly() -> None:
-    found = forecast("full-sync", 4, EACH_S, 10)
-    assert (found.updates, found.time_per_update_s, found.theory_time_s) == (10, 1.0, 1.0)
+    predicted = forecast("full-sync", 4, EACH_S, 10)
+    assert (predicted.updates, predicted.time_per_update_s, predicted.theory_time_s) == (
+        10,
+        1.0,
+        1.0,
+    )
     with pytest.raises(ConfigError, match="updates must be >= 1, got 0"):
         forecast("full-sync", 4, EACH_S, 0)
 
 
 def test_rehearsal_writes_the_files_of_a_run(tmp_path: Path) -> None:
     settings = resolve({"workers": 2, "protocol": "full-sync", "epochs": 1}, env={}).settings
-    found = rehearse(TASK, settings, EACH_S, tmp_path / "run")
-    assert found.summary.updates == found.forecast.updates == 5
+    result = rehearse(TASK, settings, EACH_S, tmp_path / "run")
+    assert result.summary.updates == result.forecast.updates == 5
     assert {"trace.jsonl", "summary.json", "model.safetensors"} <= {
-        one.name for one in (tmp_path / "run").iterdir()
+        path.name for path in (tmp_path / "run").iterdir()
     }
 
 
@@ -100,9 +104,9 @@ def test_race_has_as_many_rounds_as_announced(
 ) -> None:
     monkeypatch.setattr(race_module, "_first_lap_s", lambda field, share_s: 3.0)
     monkeypatch.setattr(race_module, "_race_again", lambda *given: None)
-    names, said = ["full-sync", "async", "k-sync:1", "k-sync:2", "k-async:2"], list[str]()
-    race(names[:num], TRAINING, CONDITIONS, 0.2, said.append)
-    assert [one.partition(":")[0] for one in said] == [
+    names, messages = ["full-sync", "async", "k-sync:1", "k-sync:2", "k-async:2"], list[str]()
+    race(names[:num], TRAINING, CONDITIONS, 0.2, messages.append)
+    assert [one.partition(":")[0] for one in messages] == [
         f"round {number} of {rounds}" for number in range(1, rounds + 1)
     ]
 
@@ -153,7 +157,7 @@ def test_goal_is_either_accuracy_or_loss() -> None:
 
 def test_family_has_every_kind_and_one_worker_is_refused() -> None:
     names = family(4)
-    assert {one.partition(":")[0] for one in names} == {
+    assert {name.partition(":")[0] for name in names} == {
         "full-sync", "k-sync", "k-batch-sync", "k-async", "k-batch-async", "async",
     }  # fmt: skip
     with pytest.raises(ConfigError, match="at least 2 workers, got --workers 1"):

@@ -70,20 +70,20 @@ def written(
 
 @pytest.mark.parametrize("missed", [0, 3])
 def test_requested_delays_are_removed_and_the_rest_separated(tmp_path: Path, missed: int) -> None:
-    found = written(tmp_path, missed)
+    result = written(tmp_path, missed)
     for worker in range(2):
-        assert statistics.fmean(found.work_s[worker]) == pytest.approx(WORK_S, abs=2e-6)
-        assert statistics.fmean(found.exchange_s[worker]) == pytest.approx(EXCHANGE_S, abs=2e-5)
-    assert found.apply_s == pytest.approx(APPLY_S, abs=2e-5)
-    assert (found.cores, found.delay, found.slow) == (2, ("exp:10ms",), ("1=2x",))
+        assert statistics.fmean(result.work_s[worker]) == pytest.approx(WORK_S, abs=2e-6)
+        assert statistics.fmean(result.exchange_s[worker]) == pytest.approx(EXCHANGE_S, abs=2e-5)
+    assert result.apply_s == pytest.approx(APPLY_S, abs=2e-5)
+    assert (result.cores, result.delay, result.slow) == (2, ("exp:10ms",), ("1=2x",))
 
 
 @pytest.mark.parametrize(("more", "share"), [(True, 1.0), (False, 0.9)])
 def test_pause_between_epochs_is_measured(tmp_path: Path, *, more: bool, share: float) -> None:
-    found = written(tmp_path, pause_s=2.0, more=more)
-    assert found.pause_s == pytest.approx(2.0 * share, abs=1e-5)
-    assert found.machine(2, 2).pause_s == found.pause_s
-    assert statistics.fmean(found.exchange_s[0]) == pytest.approx(EXCHANGE_S, abs=2e-5)
+    result = written(tmp_path, pause_s=2.0, more=more)
+    assert result.pause_s == pytest.approx(2.0 * share, abs=1e-5)
+    assert result.machine(2, 2).pause_s == result.pause_s
+    assert statistics.fmean(result.exchange_s[0]) == pytest.approx(EXCHANGE_S, abs=2e-5)
 
 
 def test_steps_of_oversubscribed_workers_are_scaled_to_one_core(tmp_path: Path) -> None:
@@ -101,9 +101,9 @@ def test_steps_of_oversubscribed_workers_are_scaled_to_one_core(tmp_path: Path) 
             pushed = Pushed(Ticket(worker, number, number), 4, 1.0, True, 0.02 * (number + 1))
             trace.pushed(pushed, 0.016, 0.0, 0.004)
     trace.close()
-    found = read_profile(tmp_path)
-    assert found.mean_step_s == pytest.approx(0.008, rel=0.01)
-    assert found.push_s == pytest.approx(0.002, rel=0.01)
+    result = read_profile(tmp_path)
+    assert result.mean_step_s == pytest.approx(0.008, rel=0.01)
+    assert result.push_s == pytest.approx(0.002, rel=0.01)
     conditions = World(like=tmp_path).conditions(4)
     run = TimingRun(parse("full-sync", 4), conditions).run(50)
     assert run.mean_update_s() == pytest.approx(0.020, rel=0.01)
@@ -163,9 +163,9 @@ def test_profile_of_too_few_steps_is_refused(tmp_path: Path) -> None:
 
 
 def test_times_reported_by_workers_are_used_without_grants(tmp_path: Path) -> None:
-    found = written(tmp_path, engine="inline")
-    assert found.push_s == pytest.approx(0.004)
-    assert found.apply_s == 0.0
+    result = written(tmp_path, engine="inline")
+    assert result.push_s == pytest.approx(0.004)
+    assert result.apply_s == 0.0
 
 
 def test_world_like_a_run_keeps_its_stragglers_unless_overridden(tmp_path: Path) -> None:
@@ -211,14 +211,14 @@ def test_likely_range_widens_with_drift_of_computing_time(
     tmp_path: Path,
 ) -> None:
     written(tmp_path)
-    found = World(like=tmp_path, delay=("0ms",)).conditions(2)
-    assert found.machine is not None
-    assert found.machine.drift.relative < 1e-3  # all made-up steps take the same time
+    result = World(like=tmp_path, delay=("0ms",)).conditions(2)
+    assert result.machine is not None
+    assert result.machine.drift.relative < 1e-3  # all made-up steps take the same time
 
     def width(drift: float, delay: str) -> float:
         """The width of the likely range relative to the prediction."""
-        assert found.machine is not None
-        then = replace(found, machine=replace(found.machine, drift=Drift(drift, 1.0)),
+        assert result.machine is not None
+        then = replace(result, machine=replace(result.machine, drift=Drift(drift, 1.0)),
                        delays=(parse_delay(delay),) * 2)  # fmt: skip
         protocol = parse("k-sync:1", 2)
         counts = TimingRun(protocol, then).run(400)
@@ -237,8 +237,8 @@ def test_likely_range_needs_a_profile_and_enough_updates(tmp_path: Path) -> None
     assert forecast("async", 2, World(delay=("exp:1s",)), 100).time_likely_s is None
     like = World(like=tmp_path)
     assert forecast("async", 2, like, 39).time_likely_s is None
-    found = forecast("async", 2, like, 400)
-    assert found.time_likely_s is not None
-    assert found.time_likely_s[0] < found.time_per_update_s < found.time_likely_s[1]
-    line = next(one for one in render_forecast(found) if one.startswith("  likely"))
+    predicted = forecast("async", 2, like, 400)
+    assert predicted.time_likely_s is not None
+    assert predicted.time_likely_s[0] < predicted.time_per_update_s < predicted.time_likely_s[1]
+    line = next(one for one in render_forecast(predicted) if one.startswith("  likely"))
     assert " in 9 of 10 live runs (the machine's speed changed by 0.0 % while" in line

@@ -63,7 +63,7 @@ def test_small_model_is_cut_optimally_and_advised_not_to_split(
     monkeypatch.setattr(split_costs, "measure_loopback", lambda: far)
     report = partition(question("chain", 3))
     placement = report.found.placement
-    assert sum(len(one.nodes) for one in placement.parts) == 6
+    assert sum(len(part.nodes) for part in placement.parts) == 6
     steps = {row.name: row.placement.step_s for row in report.rows}
     rows = {row.name: row for row in report.rows}
     if rows["best"].step_s >= rows["of all cuts"].step_s:  # otherwise it is better in virtual time
@@ -91,7 +91,7 @@ def test_text_names_parts_borders_and_other_cuts() -> None:
 
 def test_table_lists_all_splits() -> None:
     report = plan_splits(question("chain", 4))
-    names = [one.name for one in report.table.prices]
+    names = [price.name for price in report.table.prices]
     assert names == ["none", "data", "network", "layer", "shard-1", "shard-2", "shard-3", "2x2"]
     text = "\n".join(render_splits(report))
     assert "advice: " in text
@@ -99,9 +99,9 @@ def test_table_lists_all_splits() -> None:
 
 
 def test_plan_names_the_pipeline_schedule() -> None:
-    asked = question("chain", 2, micro_batches=None)
-    said = "as many micro-batches as a run uses, with gpipe unless 1f1b or interleaved is named"
-    assert dict(plan_splits(asked).about)["batch"] == f"16 samples an update, {said}"
+    request = question("chain", 2, micro_batches=None)
+    message = "as many micro-batches as a run uses, with gpipe unless 1f1b or interleaved is named"
+    assert dict(plan_splits(request).about)["batch"] == f"16 samples an update, {message}"
     named = question("chain", 2, micro_batches=None, schedule="1f1b")
     assert dict(plan_splits(named).about)["batch"].endswith("as a run uses, with 1f1b")
 
@@ -112,7 +112,7 @@ def test_branching_model_is_reported_with_its_line() -> None:
     report = plan_splits(question("branching", 2))
     kept = dict(report.about)["kept whole"]
     assert "hard_to_cut.py:" in kept
-    network = next(one for one in report.table.prices if one.name == "network")
+    network = next(price for price in report.table.prices if price.name == "network")
     assert network.step_s is None
 
 
@@ -126,16 +126,16 @@ def test_large_model_gets_the_table_and_a_split_as_advice(
 ) -> None:
     """Only its shapes are made."""
     wide = (InputShape((7141,), torch.float32),)
-    asked = question("huge", 4, inputs=wide)
-    assert wants_splits(asked)
+    request = question("huge", 4, inputs=wide)
+    assert wants_splits(request)
     assert not wants_splits(question("chain", 4))
     monkeypatch.setattr(split_costs, "is_too_large", lambda model: True)
-    report = plan_splits(asked)
+    report = plan_splits(request)
     assert report.notes[0].startswith("509,938,810 parameters: from 500,000,000 on")
     assert report.table.advised.name not in ("none", "data")
     assert dict(report.about)["costs"].startswith("counted, not measured")
     tight = plan_splits(question("huge", 4, inputs=wide, memory_bytes=4 << 30))
-    assert any(one.startswith("one copy does not fit") for one in tight.notes)
+    assert any(note.startswith("one copy does not fit") for note in tight.notes)
     assert tight.table.advised.fits
 
 
