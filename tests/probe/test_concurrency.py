@@ -23,7 +23,7 @@ def times(kind: str, *seconds: float) -> JobTimes:
 
 
 def test_cheapest_way_that_is_nearly_the_fastest_is_advised() -> None:
-    found = Concurrency(
+    result = Concurrency(
         jobs=8, at_once=4, cores=2, has_lock=True,
         kinds=(
             times("waiting", 8.0, 2.0, 2.0, 1.9), times("Python", 8.0, 8.0, 8.4, 4.1),
@@ -31,7 +31,7 @@ def test_cheapest_way_that_is_nearly_the_fastest_is_advised() -> None:
         ),
         make_s=dict.fromkeys(WAYS[1:], 1e-5), talk_s=dict.fromkeys(WAYS[1:], 1e-6),
     )  # fmt: skip
-    text = "\n".join(render_concurrency(found))
+    text = "\n".join(render_concurrency(result))
     assert "waiting: coroutines (4.00 times" in text
     assert "Python: processes (1.95 times" in text
     assert "library: threads (1.95 times" in text
@@ -44,10 +44,10 @@ def test_every_kind_is_measured_in_every_way(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(concurrency, "_AIM_S", 0.005)
     monkeypatch.setattr(concurrency, "_ROUNDS", 1)
     monkeypatch.setattr(concurrency, "_WORDS", 5)
-    found = measure_concurrency(2, 1, lambda line: None)
-    assert [one.kind for one in found.kinds] == ["waiting", "Python", "library"]
-    assert all(one.ways.keys() == {*WAYS} for one in found.kinds)
-    assert all(seconds > 0 for seconds in (*found.make_s.values(), *found.talk_s.values()))
+    result = measure_concurrency(2, 1, lambda line: None)
+    assert [kind.kind for kind in result.kinds] == ["waiting", "Python", "library"]
+    assert all(kind.ways.keys() == {*WAYS} for kind in result.kinds)
+    assert all(seconds > 0 for seconds in (*result.make_s.values(), *result.talk_s.values()))
 
 
 @pytest.mark.parametrize(("cores", "begun"), [(96, 64), (4, 4)])

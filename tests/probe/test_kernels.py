@@ -33,8 +33,8 @@ CACHES = (Cache(kind="L1d", num_bytes=32 << 10, count=1), Cache(kind="L2", num_b
 
 @pytest.fixture(scope="module")
 def kernels() -> Iterator[Kernels]:
-    with compiled() as found:
-        yield found
+    with compiled() as built:
+        yield built
 
 
 def test_memory_load_takes_longer_than_a_first_cache_load(kernels: Kernels) -> None:
@@ -81,15 +81,15 @@ def test_failing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keys(figures: Iterator[Figure]) -> dict[str, Figure]:
-    return {one.key: one for one in figures}
+    return {figure.key: figure for figure in figures}
 
 
 def test_memory_figures_are_complete(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.probe.memory.memory_bytes", lambda caches: 4 * MIB)
     monkeypatch.setattr("paceline.probe.memory._MEMORY_STEPS", 1000)
-    found = keys(memory_figures(kernels, CACHES, 2))
-    assert found["l3_latency_s"].why_not.startswith("this machine has none")
-    for key, one in found.items():
+    figures = keys(memory_figures(kernels, CACHES, 2))
+    assert figures["l3_latency_s"].why_not.startswith("this machine has none")
+    for key, one in figures.items():
         assert key.endswith(f"_{one.unit.value}")
         assert (one.best or 0) > 0 or key == "l3_latency_s"
     assert [one.num_bytes for one in latency_curve(kernels, CACHES)][-1] == 4 * MIB
@@ -120,12 +120,12 @@ def test_disk_is_measured_and_left_unchanged(
 ) -> None:
     monkeypatch.setattr(storage, "_FILE_BYTES", 16 * MIB)
     monkeypatch.setattr(storage, "_ROUND_S", 0.02)
-    found = keys(storage_figures(kernels, tmp_path))
-    assert sorted(found) == [
+    figures = keys(storage_figures(kernels, tmp_path))
+    assert sorted(figures) == [
         "disk_read_bytes_per_s", "disk_read_latency_s", "disk_reads_per_s",
         "disk_write_bytes_per_s",
     ]  # fmt: skip
-    assert all((one.best or 0) > 0 and "O_DIRECT" in one.how for one in found.values())
+    assert all((figure.best or 0) > 0 and "O_DIRECT" in figure.how for figure in figures.values())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -135,8 +135,8 @@ def test_report_says_when_the_disk_cache_may_have_answered(
     monkeypatch.setattr(storage, "_FILE_BYTES", 16 * MIB)
     monkeypatch.setattr(storage, "_ROUND_S", 0.02)
     monkeypatch.setattr(storage, "_DIRECT", 0)
-    found = keys(storage_figures(kernels, tmp_path))
-    assert all("may have answered" in one.how for one in found.values())
+    figures = keys(storage_figures(kernels, tmp_path))
+    assert all("may have answered" in figure.how for figure in figures.values())
 
 
 def test_missing_folder_is_named(kernels: Kernels, tmp_path: Path) -> None:
@@ -146,39 +146,39 @@ def test_missing_folder_is_named(kernels: Kernels, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores are needed")
 def test_core_to_core_figures_are_measured(kernels: Kernels) -> None:
-    found = keys(core_figures(kernels))
-    assert all((one.best or 0) > 0 for one in found.values())
+    figures = keys(core_figures(kernels))
+    assert all((figure.best or 0) > 0 for figure in figures.values())
 
 
 def test_loopback_and_calls_are_measured(kernels: Kernels) -> None:
-    found = keys(loopback_figures(kernels)) | keys(software_figures())
-    assert found["loopback_latency_s"].unit is Unit.SECONDS
-    assert {"python_call_s", "torch_call_s", "process_start_s"} < found.keys()
-    assert all((one.best or 0) > 0 for one in found.values())
+    result = keys(loopback_figures(kernels)) | keys(software_figures())
+    assert result["loopback_latency_s"].unit is Unit.SECONDS
+    assert {"python_call_s", "torch_call_s", "process_start_s"} < result.keys()
+    assert all((value.best or 0) > 0 for value in result.values())
 
 
 def test_serving_peer_is_measured(kernels: Kernels) -> None:
-    said = list[str]()
+    messages = list[str]()
     is_there = threading.Event()
 
     def say(line: str) -> None:
-        said.append(line)
+        messages.append(line)
         is_there.set()
 
     threading.Thread(target=serve, args=(kernels, 0, say), daemon=True).start()
     assert is_there.wait(10)
-    port = said[0].rpartition(":")[2]
-    found = keys(peer_figures(kernels, f"127.0.0.1:{port}"))
-    assert (found["peer_bytes_per_s"].best or 0) > 0
-    assert (found["peer_round_trip_s"].best or 0) > 0
+    port = messages[0].rpartition(":")[2]
+    figures = keys(peer_figures(kernels, f"127.0.0.1:{port}"))
+    assert (figures["peer_bytes_per_s"].best or 0) > 0
+    assert (figures["peer_round_trip_s"].best or 0) > 0
 
 
 def test_peer_that_does_not_serve_gives_only_the_round_trip(kernels: Kernels) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    found = keys(peer_figures(kernels, f"127.0.0.1:{port}"))
-    assert (found["peer_round_trip_s"].best or 0) > 0
-    assert f"paceline probe --serve {port}" in found["peer_latency_s"].why_not
+    figures = keys(peer_figures(kernels, f"127.0.0.1:{port}"))
+    assert (figures["peer_round_trip_s"].best or 0) > 0
+    assert f"paceline probe --serve {port}" in figures["peer_latency_s"].why_not
 
 
 @pytest.mark.parametrize("peer", ["host:port", ":1", "host:0", "host:70000", ""])

@@ -57,7 +57,7 @@ def test_table_compares_figures_to_the_textbook() -> None:
 
 def test_plot_has_every_figure_and_the_curve() -> None:
     root = ElementTree.fromstring(draw_probe(PROBE))
-    texts = [one.text for one in root.iter("{http://www.w3.org/2000/svg}text")]
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"l1 latency s", "vector fp32 op per s", "disk reads per s"} < set(texts)
     assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 1
 
@@ -85,18 +85,18 @@ def test_other_figures_are_measured_without_a_compiler(
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(probing, "matmul_figures", lambda device: iter(()))
-    found = probe_machine(ProbeQuestion(folder=tmp_path), lambda line: None)
-    assert "no C++ compiler" in found.missing[0]
-    assert {one.group for one in found.figures} >= {Group.SOFTWARE}
+    result = probe_machine(ProbeQuestion(folder=tmp_path), lambda line: None)
+    assert "no C++ compiler" in result.missing[0]
+    assert {one.group for one in result.figures} >= {Group.SOFTWARE}
 
 
 def test_matrix_products_are_measured_in_every_format(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.probe.rates._SIDES", (64,))
     monkeypatch.setattr("paceline.probe.rates._PRODUCT_S", 0.01)
-    found = {one.key: one for one in matmul_figures(torch.device("cpu"))}
-    assert len(found) == 5
-    assert all(one.samples or one.why_not for one in found.values())
-    assert (found["matmul_fp32_op_per_s"].best or 0) > 0
+    results = {one.key: one for one in matmul_figures(torch.device("cpu"))}
+    assert len(results) == 5
+    assert all(result.samples or result.why_not for result in results.values())
+    assert (results["matmul_fp32_op_per_s"].best or 0) > 0
 
 
 def test_device_figures_are_measured_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,10 +104,10 @@ def test_device_figures_are_measured_on_the_cpu(monkeypatch: pytest.MonkeyPatch)
     for name in ("_BYTES", "_MEMORY_BYTES"):
         monkeypatch.setattr(f"paceline.probe.devices.{name}", 1 << 16)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
-    found = {one.key: one for one in device_figures(torch.device("cpu"))}
-    assert (found["to_device_pageable_bytes_per_s"].best or 0) > 0
-    assert (found["device_launch_s"].best or 0) > 0
-    assert all(one.samples or one.why_not for one in found.values())
+    results = {one.key: one for one in device_figures(torch.device("cpu"))}
+    assert (results["to_device_pageable_bytes_per_s"].best or 0) > 0
+    assert (results["device_launch_s"].best or 0) > 0
+    assert all(result.samples or result.why_not for result in results.values())
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,6 @@ def test_invalid_options_are_refused_before_measuring(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(probing, "probe_machine", None)
-    found, _, err = say(f"probe {flags}")
-    assert found == code
+    result, _, err = say(f"probe {flags}")
+    assert result == code
     assert said in err
