@@ -283,7 +283,7 @@ def test_processes_of_a_job_are_grouped_under_their_leader() -> None:
     ranks = [process(pid, parent=100, **{**RANK, "session": pid}) for pid in (101, 102)]
     loader = process(103, parent=101, **LOADER)
     judged = judge(seen(agent, *ranks, loader), LOOK_S)
-    assert {one.leader for one in judged} == {100}
-    assert [one.role for one in judged] == [
+    assert {judgement.leader for judgement in judged} == {100}
+    assert [judgement.role for judgement in judged] == [
         Role.LAUNCHER, Role.RANK, Role.RANK, Role.LOADER_WORKER
     ]  # fmt: skip

@@ -101,10 +101,10 @@ class Made:
         )  # fmt: skip
         self._begun.append(begun)
         assert begun.stdout is not None
-        found = [int(word) for word in begun.stdout.readline().split()]
-        assert len(found) == numbers
-        self._all |= {pid: read_start(pid) for pid in found}
-        return found
+        results = [int(word) for word in begun.stdout.readline().split()]
+        assert len(results) == numbers
+        self._all |= {pid: read_start(pid) for pid in results}
+        return results
 
     def keep(self, begun: "subprocess.Popen[str]") -> int:
         self._begun.append(begun)
@@ -166,16 +166,16 @@ def test_all_ghosts_are_ended_and_no_bystander(made: Made) -> None:
     snapshot = look(for_s=LOOK_S)
     before = {pid: snapshot.by_pid[pid] for pid in bystanders}
     targets = [one for one, _ in choose(snapshot, for_s=LOOK_S).targets]
-    assert {*pids.values()} <= {one.pid for one in targets}
-    assert not {*bystanders} & {one.pid for one in targets}
-    ours = [one for one in targets if one.pid in pids.values()]
+    assert {*pids.values()} <= {target.pid for target in targets}
+    assert not {*bystanders} & {target.pid for target in targets}
+    ours = [target for target in targets if target.pid in pids.values()]
     ended = {one.pid: one for one in end(ours, 1.0, quiet)}
     assert all(ended[pid].is_over for pid in pids.values())
     by = {name: ended[pid].by for name, pid in pids.items()}
     stubborn = {name for name in by if "ignores" in name}
     assert {name for name, signal_name in by.items() if signal_name == "SIGKILL"} == stubborn
     after = look()
-    assert all(after.get(one.key) is not None for one in before.values())
+    assert all(after.get(value.key) is not None for value in before.values())
     assert {after.by_pid[pid].state for pid in bystanders} <= {*"ST"}
 
 
@@ -208,7 +208,7 @@ def test_unrelated_child_of_an_ended_process_survives(made: Made) -> None:
     )
     snapshot = look(for_s=LOOK_S)
     targets = [one for one, _ in choose(snapshot, (ghost,), LOOK_S).targets]
-    assert [one.pid for one in targets] == [ghost]
+    assert [target.pid for target in targets] == [ghost]
     assert end(targets, 5.0, quiet)[0].is_over
     assert is_there(child)
 
@@ -275,9 +275,9 @@ def test_shared_memory_files_of_ended_trainings_are_found(tmp_path: Path) -> Non
     held = str(tmp_path / f"torch_{gone}_77_2")
     own = Process(pid=mine, start_ticks=1, parent=1, owner=os.getuid(), shared=(held,))
     now = ProcessSnapshot(processes=(own,), own=mine, owner=os.getuid(), namespace=HOST)
-    found = left_before(now, tmp_path)
-    assert [Path(one.path).name for one in found] == [f"torch_{gone}_77_0"]
-    assert remove(found) == found
+    result = left_before(now, tmp_path)
+    assert [Path(one.path).name for one in result] == [f"torch_{gone}_77_0"]
+    assert remove(result) == result
     assert len([*tmp_path.iterdir()]) == 5
     in_container = ProcessSnapshot(processes=(), own=1, owner=os.getuid(), namespace="pid:[2]")
     assert left_before(in_container, tmp_path) == []
@@ -306,7 +306,7 @@ def test_process_in_another_pid_namespace_is_not_ended(made: Made) -> None:
     code += "name('pt_data_worker')\nif os.fork():\n    rest()\nos.setsid()\nrest()"
     (pid,) = made.begin(code)
     snapshot = look(for_s=LOOK_S)
-    inside = [one for one in snapshot.processes if pid in (one.pid, one.parent)]
+    inside = [process for process in snapshot.processes if pid in (process.pid, process.parent)]
     assert len(inside) == 2
     assert {one.namespace for one in inside}.isdisjoint({snapshot.namespace})
     for one in inside:
@@ -361,4 +361,4 @@ def test_ps_answers_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["ps", "--look-s", "0", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert {"processes", "ghosts", "busy_devices", "unread"} == answer.keys()
-    assert os.getpid() not in {one["pid"] for one in answer["processes"]}
+    assert os.getpid() not in {process["pid"] for process in answer["processes"]}

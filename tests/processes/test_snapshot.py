@@ -192,10 +192,10 @@ def test_busy_device_without_a_process_is_reported(tmp_path: Path) -> None:
     """A kernel that was left running: 100 %, no memory, no process listed."""
     source = nvidia(tmp_path, outputs={"nvidia-smi --query-gpu": BUSY})
     nobody = ProcessSnapshot(processes=(), own=1, owner=1, namespace="")
-    (found,) = busy_devices(nobody, source)
-    assert found.device == "nvidia0"
-    assert "100% busy, 0 MiB in use, but no process here uses it" in found.reason
-    assert found.reason in "\n".join(render_listed(Listing(judged=(), busy=(found,))))
+    (result,) = busy_devices(nobody, source)
+    assert result.device == "nvidia0"
+    assert "100% busy, 0 MiB in use, but no process here uses it" in result.reason
+    assert result.reason in "\n".join(render_listed(Listing(judged=(), busy=(result,))))
 
 
 def test_device_memory_is_reported_only_on_the_host(root: Path) -> None:
