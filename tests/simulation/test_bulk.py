@@ -29,7 +29,7 @@ def runs(draw: Any) -> tuple[str, Conditions]:
     """A protocol that has a rhythm, and unequal workers."""
     name = draw(st.sampled_from(RHYTHMIC))
     count = draw(st.integers(1, 9))
-    is_limited = any(one.is_at_most_workers for one in PROTOCOLS[name].arguments)
+    is_limited = any(argument.is_at_most_workers for argument in PROTOCOLS[name].arguments)
     text = with_number(name, draw(st.integers(1, count if is_limited else 2 * count)))
     delays = tuple(parse_delay(draw(st.sampled_from(DELAYS))) for _ in range(count))
     factors = st.sampled_from([1.5, 40.0])

@@ -27,8 +27,8 @@ def test_exchange_adds_only_the_time_steps_do_not_hide(
     tmp_path: Path, protocol: str, update_s: float, is_traced: bool
 ) -> None:
     run_dir = tmp_path / "run" if is_traced else None
-    found = forecast(protocol, 4, WORLD, UPDATES, run_dir=run_dir)
-    assert found.time_per_update_s == pytest.approx(update_s, rel=0.01)
+    predicted = forecast(protocol, 4, WORLD, UPDATES, run_dir=run_dir)
+    assert predicted.time_per_update_s == pytest.approx(update_s, rel=0.01)
 
 
 @pytest.mark.parametrize("is_traced", [False, True])
@@ -38,8 +38,8 @@ def test_abandoned_work_delays_no_update(tmp_path: Path, is_traced: bool) -> Non
         delay=("10ms",), slow=("3=1000x",), away=("3=1s..",), link="1ms,100MB/s", num_bytes="1MB"
     )
     run_dir = tmp_path / "run" if is_traced else None
-    found = forecast("local-sgd:8+fragments:1,2", 4, world, 20, run_dir=run_dir)
-    assert found.time_per_update_s < 1.0
+    predicted = forecast("local-sgd:8+fragments:1,2", 4, world, 20, run_dir=run_dir)
+    assert predicted.time_per_update_s < 1.0
 
 
 def test_overlap_with_a_measured_exchange_is_refused() -> None:
@@ -50,9 +50,9 @@ def test_overlap_with_a_measured_exchange_is_refused() -> None:
 
 
 def test_overlap_without_effect_is_noted() -> None:
-    found = forecast("local-sgd:4+fragments:1,2", 4, World(delay=("10ms",)), 10)
+    predicted = forecast("local-sgd:4+fragments:1,2", 4, World(delay=("10ms",)), 10)
     assert (
-        found.note
+        predicted.note
         == "an overlap of 2 steps changes no time: without --link an exchange takes no time"
     )
     assert forecast("local-sgd:4+fragments:1,2", 4, WORLD, 10).note == ""
