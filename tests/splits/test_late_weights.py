@@ -46,10 +46,10 @@ def test_late_gradients_equal_those_of_a_backward_pass() -> None:
     late.add()
     assert late.num_bytes > 0
     for name, parameter in model.named_parameters():
-        wanted = plain.get_parameter(name).grad
-        assert (parameter.grad is None) == (wanted is None), name
-        if parameter.grad is not None and wanted is not None:
-            assert torch.allclose(parameter.grad, wanted, rtol=1e-12), name
+        expected = plain.get_parameter(name).grad
+        assert (parameter.grad is None) == (expected is None), name
+        if parameter.grad is not None and expected is not None:
+            assert torch.allclose(parameter.grad, expected, rtol=1e-12), name
     before = model.first.weight.grad
     late.add()
     assert model.first.weight.grad is before

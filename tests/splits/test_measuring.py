@@ -25,11 +25,11 @@ def mlp(width: int = 16) -> nn.Sequential:
 
 
 def test_pieces_sum_to_the_time_of_the_whole() -> None:
-    found = measure(trace(mlp(), (torch.randn(8, 16),)), (torch.randn(8, 16),))
-    assert sum(node.forward_s for node in found.graph.nodes) == pytest.approx(found.forward_s)
-    backward_s = sum(node.backward_s + node.late_s + node.first_s for node in found.graph.nodes)
-    assert backward_s == pytest.approx(found.backward_s)
-    assert not found.is_counted
+    result = measure(trace(mlp(), (torch.randn(8, 16),)), (torch.randn(8, 16),))
+    assert sum(node.forward_s for node in result.graph.nodes) == pytest.approx(result.forward_s)
+    backward_s = sum(node.backward_s + node.late_s + node.first_s for node in result.graph.nodes)
+    assert backward_s == pytest.approx(result.backward_s)
+    assert not result.is_counted
 
 
 def test_momentary_slowness_changes_no_cost(
@@ -60,7 +60,7 @@ def test_byte_counts_are_those_of_the_tensors() -> None:
     assert [node.parameter_bytes for node in graph.nodes] == [
         4 * (16 * 32 + 32), 0, 4 * (32 * 16 + 16), 0,
     ]  # fmt: skip
-    assert graph.parameter_bytes == sum(one.nbytes for one in mlp().parameters())
+    assert graph.parameter_bytes == sum(parameter.nbytes for parameter in mlp().parameters())
     hidden, narrow = 4 * 8 * 32, 4 * 8 * 16
     flowing = [(edge.source, edge.num_bytes, edge.gradient_bytes) for edge in graph.edges]
     assert flowing == [
@@ -76,8 +76,8 @@ def test_activations_are_what_autograd_keeps_each_counted_once() -> None:
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         if not any(
-            tensor.untyped_storage()._cdata == one.untyped_storage()._cdata
-            for one in model.parameters()
+            tensor.untyped_storage()._cdata == parameter.untyped_storage()._cdata
+            for parameter in model.parameters()
         ):
             kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
         return tensor
@@ -140,15 +140,15 @@ def test_measuring_leaves_gradients_and_buffers_unchanged() -> None:
     before = {name: one.clone() for name, one in model.state_dict().items()}
     measure(trace(model, inputs), inputs)
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
-    assert all(one.grad is None for one in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_meta_model_is_counted() -> None:
     with torch.device("meta"):
         model, inputs = mlp(512), (torch.empty(64, 512),)
-    found = measure(trace(model, inputs), inputs)
-    assert found.is_counted
-    first, second, third, _ = found.graph.nodes
+    result = measure(trace(model, inputs), inputs)
+    assert result.is_counted
+    first, second, third, _ = result.graph.nodes
     assert first.forward_s > 0.0
     assert third.parameter_bytes == 4 * (32 * 512 + 512)
     assert first.backward_s > first.forward_s
@@ -161,7 +161,7 @@ def test_layer_pairs_of_alexnet_are_split_over_channels() -> None:
     traced = trace(model.eval(), inputs)
     graph = measure(traced, inputs).graph
     pairs = find_pairs(traced, graph)
-    names = [(graph.nodes[one.nodes[0]].name, graph.nodes[one.nodes[-1]].name) for one in pairs]
+    names = [(graph.nodes[pair.nodes[0]].name, graph.nodes[pair.nodes[-1]].name) for pair in pairs]
     assert names == [("1", "4"), ("7", "9"), ("11", "16"), ("19", "21")]
     assert pairs[0].in_bytes == 0  # images need no gradient
     assert pairs[1].in_bytes == 2 * 192 * 13 * 13 * 4

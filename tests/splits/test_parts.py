@@ -44,12 +44,12 @@ CASES: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {
 def cuts(num_pieces: int, seed: int) -> list[list[int]]:
     """Cuts along the order of the pieces, into two, three and four parts."""
     draw = random.Random(seed)
-    found = []
+    results = []
     for num_parts in (2, 3, 4):
         if num_parts <= num_pieces:
             borders = sorted(draw.sample(range(1, num_pieces), num_parts - 1))
-            found.append([sum(i >= border for border in borders) for i in range(num_pieces)])
-    return found
+            results.append([sum(i >= border for border in borders) for i in range(num_pieces)])
+    return results
 
 
 def values(outputs: Any) -> dict[str, Tensor]:
@@ -70,17 +70,17 @@ def test_parts_of_any_cut_equal_the_whole_model(name: str) -> None:
     traced = trace(module, inputs)
     assert traced.how == how
     state = copy.deepcopy(module.state_dict())
-    wanted = module(*inputs)
-    wanted_grads = gradients(module, wanted)
+    expected = module(*inputs)
+    wanted_grads = gradients(module, expected)
     after = copy.deepcopy(module.state_dict())
     for part_of in cuts(len(traced.pieces), seed=len(name)):
         module.load_state_dict(state)
         parts = make_parts(traced, part_of)
-        found = run_parts(parts, inputs)
-        assert values(found).keys() == values(wanted).keys()
-        for key, value in values(wanted).items():
-            torch.testing.assert_close(values(found)[key], value, rtol=1e-12, atol=1e-12)
-        for key, grad in gradients(module, found).items():
+        actual = run_parts(parts, inputs)
+        assert values(actual).keys() == values(expected).keys()
+        for key, value in values(expected).items():
+            torch.testing.assert_close(values(actual)[key], value, rtol=1e-12, atol=1e-12)
+        for key, grad in gradients(module, actual).items():
             torch.testing.assert_close(grad, wanted_grads[key], rtol=1e-9, atol=1e-12)
         for key, value in module.state_dict().items():
             torch.testing.assert_close(value, after[key], rtol=1e-12, atol=1e-12)

@@ -20,8 +20,8 @@ def labels(traced: TracedModel) -> list[list[str]]:
 
 def test_in_place_operation_stays_with_the_producer_of_its_tensor() -> None:
     """Not with its later readers."""
-    found = labels(trace(nets.Skips(4), (FLOATS,)))
-    assert found == [["a"], ["b", "relu"], ["add", ".relu_"], ["c"], ["add"]]
+    result = labels(trace(nets.Skips(4), (FLOATS,)))
+    assert result == [["a"], ["b", "relu"], ["add", ".relu_"], ["c"], ["add"]]
 
 
 def test_earlier_readers_stay_with_an_in_place_operation() -> None:
@@ -37,20 +37,20 @@ def test_earlier_readers_stay_with_an_in_place_operation() -> None:
             before = hidden + 1
             return self.last(hidden.relu_()) + before
 
-    found = labels(trace(ReadBefore(), (FLOATS,)))
-    assert found == [["first", "add", ".relu_"], ["last"], ["add"]]
+    result = labels(trace(ReadBefore(), (FLOATS,)))
+    assert result == [["first", "add", ".relu_"], ["last"], ["add"]]
 
 
 def test_tuples_and_sizes_stay_with_their_readers() -> None:
-    found = labels(trace(nets.TwoInTwoOut(), (FLOATS, torch.tensor([1, 0, 2]))))
-    together = next(piece for piece in found if ".chunk" in piece)
+    result = labels(trace(nets.TwoInTwoOut(), (FLOATS, torch.tensor([1, 0, 2]))))
+    together = next(piece for piece in result if ".chunk" in piece)
     assert together.count("[]") >= 2
-    assert ["left"] in found
+    assert ["left"] in result
 
 
 def test_layer_with_buffers_called_twice_is_one_piece() -> None:
-    found = labels(trace(nets.Normed(), (torch.ones(2, 2, 5, 5),)))
-    assert [piece.count("norm") for piece in found if "norm" in piece] == [2]
+    result = labels(trace(nets.Normed(), (torch.ones(2, 2, 5, 5),)))
+    assert [piece.count("norm") for piece in result if "norm" in piece] == [2]
 
 
 def test_data_dependent_branch_is_kept_whole_and_named() -> None:
@@ -85,13 +85,13 @@ def test_tracing_leaves_the_model_unchanged() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
     before = {name: one.clone() for name, one in model.state_dict().items()}
     torch.manual_seed(3)
-    wanted = torch.rand(2)
+    expected = torch.rand(2)
     torch.manual_seed(3)
     trace(model, (FLOATS,))
-    assert torch.equal(torch.rand(2), wanted)
+    assert torch.equal(torch.rand(2), expected)
     for name, one in model.state_dict().items():
         assert torch.equal(one, before[name]), name
-    assert all(one.grad is None for one in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_model_that_does_not_run_gets_a_one_line_error() -> None:
