@@ -73,9 +73,9 @@ def test_optimizer_state_loaded_by_one_worker_is_refused_by_all() -> None:
             refuse_uneven_state(ranks, [optimizer])
         return str(refused.value)
 
-    for said in in_threads(2, work):
-        assert said.startswith("the optimizer of worker 1 begins with state")
-        assert "optimizer.load_state_dict(...) in all workers" in said
+    for message in in_threads(2, work):
+        assert message.startswith("the optimizer of worker 1 begins with state")
+        assert "optimizer.load_state_dict(...) in all workers" in message
 
 
 def test_split_needs_workers_that_reach_each_other() -> None:

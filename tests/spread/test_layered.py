@@ -100,8 +100,8 @@ def inputs_for(make: Callable[[], nn.Module], rows: int) -> Tensor:
 
 
 def optimizer_for(model: nn.Module) -> torch.optim.Optimizer:
-    matrices = [one for one in model.parameters() if one.ndim > 1]
-    vectors = [one for one in model.parameters() if one.ndim == 1]
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim == 1]
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=1e-2)
 
@@ -148,17 +148,17 @@ def test_twenty_steps_equal_those_on_one_device(make: Callable[[], nn.Module], s
         one.close()
         return dict(state), shapes, groups
 
-    found = in_threads(size, work)
-    for state, _, groups in found:
+    results = in_threads(size, work)
+    for state, _, groups in results:
         assert state.keys() == whole.state_dict().keys()
         for name, tensor in whole.state_dict().items():
             assert close_to(state[name], tensor, EXACT), name
         assert groups == plain.state_dict()["param_groups"]
     shapes = dict(whole.named_parameters())
-    divided = [name for name, one in found[0][1].items() if one != tuple(shapes[name].shape)]
+    divided = [name for name, one in results[0][1].items() if one != tuple(shapes[name].shape)]
     assert len(divided) == (9 if make is alexnet else 3)
     for name in divided:
-        sizes = [one[name] for _, one, _ in found]
+        sizes = [one[name] for _, one, _ in results]
         dim = next(d for d in range(len(sizes[0])) if sizes[0][d] != shapes[name].shape[d])
         assert sum(one[dim] for one in sizes) == shapes[name].shape[dim], name
 
@@ -236,11 +236,11 @@ def test_reading_divided_parameters_is_refused_by_name() -> None:
         model = copy.deepcopy(start)
         spread(ranks, model, x)
         with pytest.raises(ConfigError) as refused:
-            sum(float(one.detach().norm()) for one in model.parameters())
+            sum(float(parameter.detach().norm()) for parameter in model.parameters())
         return str(refused.value)
 
-    for said in in_threads(2, work):
-        assert "parameter '0.weight' is in columns on all workers" in said
+    for message in in_threads(2, work):
+        assert "parameter '0.weight' is in columns on all workers" in message
 
 
 @pytest.mark.parametrize(
@@ -282,8 +282,8 @@ def test_unequal_gradients_from_outside_the_model_are_refused() -> None:
             one.come_to_end(End.PUSH, 4)
         return str(refused.value)
 
-    for said in in_threads(2, work):
-        assert "parameter '4.weight', which all workers have whole, gets a gradient" in said
+    for message in in_threads(2, work):
+        assert "parameter '4.weight', which all workers have whole, gets a gradient" in message
 
 
 class Words(nn.Module):

@@ -155,6 +155,6 @@ def test_checkpoint_needs_no_memory_for_the_whole_model(tmp_path: Path) -> None:
     assert load_tensors(taken.path / "model.safetensors")["3.weight"].shape == (1500, 1500)
     state = load_tensors(taken.path / "optimizer.safetensors")
     assert state["3.momentum_buffer"].abs().sum() > 0
-    found = [int(one) for one in re.findall(r"rank \d took (-?\d+) KiB more", ended.stdout)]
-    assert len(found) == 2
-    assert max(found) < 48 << 10, ended.stdout
+    results = [int(one) for one in re.findall(r"rank \d took (-?\d+) KiB more", ended.stdout)]
+    assert len(results) == 2
+    assert max(results) < 48 << 10, ended.stdout

@@ -90,26 +90,26 @@ def loss_of(outputs: dict[str, Tensor]) -> Tensor:
 def test_outputs_and_gradients_equal_those_of_the_whole(parts: int, rows: tuple[int, ...]) -> None:
     whole, inputs = model_and_inputs()
     shares = [one.split(rows) for one in (x[: sum(rows)] for x in inputs)]
-    losses = [loss_of(whole(*(one[i] for one in shares))) for i in range(parts)]
+    losses = [loss_of(whole(*(share[i] for share in shares))) for i in range(parts)]
     # every worker has 4 samples by its lease, so all losses have equal weight
     (torch.stack(losses).sum() / parts).backward()
 
     def work(ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Tensor | None], set[str]]:
         model, _ = model_and_inputs()
         made = spread(ranks, model, inputs, SplitName(parts, 1))
-        outputs = model(*(one[ranks.everyone.rank] for one in shares))
+        outputs = model(*(share[ranks.everyone.rank] for share in shares))
         loss_of(outputs).backward()
         made.come_to_end()
         grads = {name: one.grad for name, one in made.own.named_parameters()}
         return {k: v.detach() for k, v in outputs.items()}, grads, set(made.shared)
 
-    found = in_threads(parts, work)
-    for number, (outputs, _, _) in enumerate(found):
-        expected = whole(*(one[number] for one in shares))
+    actual = in_threads(parts, work)
+    for number, (outputs, _, _) in enumerate(actual):
+        expected = whole(*(share[number] for share in shares))
         assert outputs.keys() == expected.keys()
         assert all(close_to(outputs[name], expected[name]) for name in expected)
     for name, parameter in whole.named_parameters():
-        held = [grads[name] for _, grads, _ in found if name in grads]
+        held = [grads[name] for _, grads, _ in actual if name in grads]
         assert held, f"nobody holds {name}"
         total = torch.stack([one for one in held if one is not None]).sum(0)  # of a tied one
         assert parameter.grad is not None
@@ -145,10 +145,10 @@ def test_complex_tensor_crossing_a_border_has_a_gradient() -> None:
         crossing = [one.dtype.is_complex for one in made.cut.borders[1]]  # type: ignore[attr-defined]
         return {name: one.grad for name, one in made.own.named_parameters()}, any(crossing)
 
-    found = in_threads(2, work)
-    assert found[0][1]
+    results = in_threads(2, work)
+    assert results[0][1]
     for name, parameter in whole.named_parameters():
-        held = [grads[name] for grads, _ in found if name in grads]
+        held = [grads[name] for grads, _ in results if name in grads]
         assert held[0] is not None
         assert parameter.grad is not None
         assert close_to(held[0], parameter.grad), name
@@ -183,7 +183,7 @@ def test_shards_hold_pieces_of_the_whole_gradient(stage: int, rows: tuple[int, .
     state, size = {k: v.clone() for k, v in whole.state_dict().items()}, len(rows)
     _, inputs = model_and_inputs()
     shares = [one.split(rows) for one in (x[: sum(rows)] for x in inputs)]
-    losses = [loss_of(whole(*(one[i] for one in shares))) for i in range(size)]
+    losses = [loss_of(whole(*(share[i] for share in shares))) for i in range(size)]
     (torch.stack(losses).sum() / size).backward()
 
     def work(ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, tuple[int, Any]]]:
@@ -194,11 +194,11 @@ def test_shards_hold_pieces_of_the_whole_gradient(stage: int, rows: tuple[int, .
         made = ShardedModel(
             model, [optimizer], groups, stage, lambda: model(*(x[:4] for x in inputs)), lambda: 4
         )
-        outputs = model(*(one[rank] for one in shares))
+        outputs = model(*(share[rank] for share in shares))
         loss_of(outputs).backward()
         made.come_to_end()
         with torch.no_grad():
-            seen = model(*(one[rank] for one in shares))  # while others evaluate, too
+            seen = model(*(share[rank] for share in shares))  # while others evaluate, too
             if rank == 0:
                 model(*inputs)
         made.come_to_end()
@@ -214,12 +214,12 @@ def test_shards_hold_pieces_of_the_whole_gradient(stage: int, rows: tuple[int, .
         made.come_to_end()
         return {k: v.detach() for k, v in outputs.items()}, grads
 
-    found = in_threads(size, work)
-    for number, (outputs, _) in enumerate(found):
-        expected = whole(*(one[number] for one in shares))
+    actual = in_threads(size, work)
+    for number, (outputs, _) in enumerate(actual):
+        expected = whole(*(share[number] for share in shares))
         assert all(close_to(outputs[name], expected[name]) for name in expected)
     for name, parameter in whole.named_parameters():
-        held = sorted((grads[name] for _, grads in found if name in grads), key=lambda one: one[0])
+        held = sorted((grads[name] for _, grads in actual if name in grads), key=lambda one: one[0])
         assert held, f"nobody holds {name}"
         if parameter.grad is None:
             assert all(one is None for _, one in held), name
@@ -231,7 +231,7 @@ def test_shards_hold_pieces_of_the_whole_gradient(stage: int, rows: tuple[int, .
 def test_backward_supports_two_calls_of_shards(stage: int) -> None:
     whole, (_, inputs) = in_own_random(Attending), model_and_inputs()
     shares = [one[:8].split((5, 3)) for one in inputs]
-    losses = [twice(whole, *(one[i] for one in shares)) for i in range(2)]
+    losses = [twice(whole, *(share[i] for share in shares)) for i in range(2)]
     (torch.stack(losses).sum() / 2).backward()
 
     def work(ranks: Ranks) -> dict[str, tuple[int, Any]]:
@@ -244,14 +244,16 @@ def test_backward_supports_two_calls_of_shards(stage: int) -> None:
         )
         for _ in range(2):
             made.own.zero_grad()
-            twice(model, *(one[ranks.everyone.rank] for one in shares)).backward()
+            twice(model, *(share[ranks.everyone.rank] for share in shares)).backward()
             made.come_to_end()
         return {name: (made.starts[name], one.grad) for name, one in made.own.named_parameters()}
 
-    found = in_threads(2, work)
+    results = in_threads(2, work)
     for name, parameter in whole.named_parameters():
         if parameter.grad is not None:
-            held = sorted((one[name] for one in found if name in one), key=lambda one: one[0])
+            held = sorted(
+                (result[name] for result in results if name in result), key=lambda one: one[0]
+            )
             assert close_to(torch.cat([one for _, one in held]), parameter.grad.reshape(-1)), name
 
 
@@ -276,14 +278,14 @@ def test_units_are_blocks_and_shared_parameters_stay_with_the_model() -> None:
     def work(ranks: Ranks) -> list[tuple[bool, int, int]]:
         units = find_units(model, {id(model.embed.weight)}, ranks.everyone)
         return [
-            (one.module is None, one.num_bytes, sum(p.held.numel() for p in one.pieces))
-            for one in units
+            (unit.module is None, unit.num_bytes, sum(p.held.numel() for p in unit.pieces))
+            for unit in units
         ]
 
     # the model's own: the tied embedding and the scale; then one unit per layer
-    found = in_threads(1, work)[0]
+    result = in_threads(1, work)[0]
     sizes = [42, 63, 60, 63, 60, 42, 6]
-    assert found == [(not number, 8 * size, size) for number, size in enumerate(sizes)]
+    assert result == [(not number, 8 * size, size) for number, size in enumerate(sizes)]
 
 
 def test_others_serve_a_worker_with_more_calls() -> None:
@@ -317,9 +319,9 @@ def test_diverging_worker_is_named_in_all_workers() -> None:
             loss_of(outputs).backward() if ranks.everyone.rank else model(*inputs)
         return str(refused.value)
 
-    said = in_threads(2, work)
-    assert said[0] == said[1]
-    assert "worker 0 calls the model where worker 1 is in backward()" in said[0]
+    messages = in_threads(2, work)
+    assert messages[0] == messages[1]
+    assert "worker 0 calls the model where worker 1 is in backward()" in messages[0]
 
 
 def test_whole_state_has_all_names_and_other_parts_are_absent() -> None:
@@ -347,12 +349,12 @@ def test_whole_state_has_all_names_and_other_parts_are_absent() -> None:
             assert all(torch.equal(made.read(name), state[name]) for name in state)
         else:
             with pytest.raises(ConfigError) as refused:
-                sum(float(one.norm()) for one in model.parameters())
+                sum(float(parameter.norm()) for parameter in model.parameters())
             said = str(refused.value)
         ranks.everyone.all_gather(torch.zeros(1), torch.zeros(2)).wait()
         names = list(model.state_dict())
-        is_same = sum(one.numel() for one in model.parameters()) == sum(
-            one.numel() for one in whole.parameters()
+        is_same = sum(parameter.numel() for parameter in model.parameters()) == sum(
+            parameter.numel() for parameter in whole.parameters()
         )
         plain = made.optimizer_state(0, optimizer)
         ranks.everyone.all_gather(torch.zeros(1), torch.zeros(2)).wait()
@@ -508,10 +510,10 @@ def test_frozen_layers_stay_frozen_and_unfrozen_ones_are_refused() -> None:
             model.train()(x)
         return modes, str(refused.value)
 
-    for modes, said in in_threads(2, work):
+    for modes, message in in_threads(2, work):
         assert modes == [True, False, True, False]
-        assert said.startswith("1: batch norm looks at the whole batch")
-        assert "freeze it by .eval()" in said
+        assert message.startswith("1: batch norm looks at the whole batch")
+        assert "freeze it by .eval()" in message
 
 
 def test_frozen_buffer_is_refused_once_it_trains() -> None:
@@ -527,8 +529,8 @@ def test_frozen_buffer_is_refused_once_it_trains() -> None:
             model.train()(x)
         return str(refused.value)
 
-    for said in in_threads(2, work):
-        assert said.startswith("0.parametrizations.weight.0: a buffer that each forward pass")
+    for message in in_threads(2, work):
+        assert message.startswith("0.parametrizations.weight.0: a buffer that each forward pass")
 
 
 def test_later_hooks_and_unfit_rows_are_refused() -> None:
@@ -624,9 +626,9 @@ def test_slow_worker_still_gets_layers_with_parameters() -> None:
 
 def test_inputs_of_the_model_are_captured_without_computing() -> None:
     model, (x, mask) = model_and_inputs()
-    found = inputs_of(model, lambda net, batch: loss_of(net(*batch)), (x, mask))
-    assert found[0] is x
-    assert found[1] is mask
+    result = inputs_of(model, lambda net, batch: loss_of(net(*batch)), (x, mask))
+    assert result[0] is x
+    assert result[1] is mask
     with pytest.raises(ConfigError, match="tensors alone"):
         inputs_of(model, lambda net, batch: net(x, mask=mask), x)
     with pytest.raises(ConfigError, match="not called"):
@@ -666,10 +668,10 @@ class Weighed:
 
 
 def test_micro_batches_of_workers_take_turns() -> None:
-    found = chunks_of([3, 0, 5], [(0.5, 0.5)] * 3, in_turns=True)
-    assert [(one.owner, one.rows) for one in found] == [(0, 2), (2, 3), (0, 1), (2, 2)]
-    found = chunks_of([3, 0, 5], [(0.5, 0.5)] * 3, in_turns=False)
-    assert [(one.owner, one.rows) for one in found] == [(0, 2), (0, 1), (2, 3), (2, 2)]
+    result = chunks_of([3, 0, 5], [(0.5, 0.5)] * 3, in_turns=True)
+    assert [(one.owner, one.rows) for one in result] == [(0, 2), (2, 3), (0, 1), (2, 2)]
+    result = chunks_of([3, 0, 5], [(0.5, 0.5)] * 3, in_turns=False)
+    assert [(one.owner, one.rows) for one in result] == [(0, 2), (0, 1), (2, 3), (2, 2)]
     assert sum(chunk_rows(7, (0.2, 0.4, 0.4))) == 7
     assert chunk_rows(4, (0.01, 0.01, 0.98)) == [1, 1, 2]
     assert chunk_rows(2, (0.1, 0.1, 0.8)) == [1, 1]
@@ -681,8 +683,8 @@ def test_mode_of_the_others_applies_only_during_a_pass() -> None:
     trains = module_mode(model.train())
     model.eval()
     with in_mode(model, trains):
-        assert all(one.training for one in model.modules())
-    assert not any(one.training for one in model.modules())
+        assert all(module.training for module in model.modules())
+    assert not any(module.training for module in model.modules())
     model[1].train()
     mix = module_mode(model)
     model.eval()
@@ -706,8 +708,8 @@ def count_gradients(made: SpreadModel) -> None:
     def note(_: Tensor) -> None:
         count[0] += 1
 
-    for one in made.own.parameters():
-        one.register_post_accumulate_grad_hook(note)
+    for parameter in made.own.parameters():
+        parameter.register_post_accumulate_grad_hook(note)
     made.num_hooked = lambda: count[0]
 
 
@@ -723,8 +725,8 @@ def test_penalty_on_a_tied_weight_is_refused() -> None:
             (loss + model[0].weight.pow(2).sum()).backward()
         return str(refused.value)
 
-    for said in in_threads(2, work):
-        assert "parameter '0.weight' gets a gradient that does not come through model(x)" in said
+    for message in in_threads(2, work):
+        assert "parameter '0.weight' gets a gradient that does not come through model(x)" in message
 
 
 def test_penalty_on_parts_without_a_mini_batch_is_refused() -> None:
@@ -764,7 +766,9 @@ def test_penalty_on_shards_without_a_mini_batch_is_refused(stage: int) -> None:
 
         def train(weight: float) -> None:
             loss = loss_of(model(*(one[:4] for one in inputs)))
-            squares = torch.stack([one.pow(2).sum() for one in made.own.parameters()]).sum()
+            squares = torch.stack(
+                [parameter.pow(2).sum() for parameter in made.own.parameters()]
+            ).sum()
             (loss + weight * squares if weight else loss).backward()
 
         for weight in (0.1, 0.1, 0.0):  # all have gradients, then one alone without a penalty
@@ -830,10 +834,12 @@ def test_shard_gradients_are_weighted_for_any_backward_call(stage: int) -> None:
             loss_of(model(mine, inputs[1][:4])).backward(create_graph=True)
         return grads
 
-    found = in_threads(2, work)
+    results = in_threads(2, work)
     for name, parameter in whole.named_parameters():
         if parameter.grad is not None:
-            held = sorted((one[name] for one in found if name in one), key=lambda one: one[0])
+            held = sorted(
+                (result[name] for result in results if name in result), key=lambda one: one[0]
+            )
             assert close_to(torch.cat([one for _, one in held]), parameter.grad.reshape(-1)), name
 
 
@@ -902,10 +908,10 @@ def test_returned_parameters_outlive_the_gathered_units(stage: int) -> None:
         assert all(close_to(seen[name], expected[name]) for name in expected)
         return {name: (made.starts[name], one.grad) for name, one in made.own.named_parameters()}
 
-    found = in_threads(2, work)
+    actual = in_threads(2, work)
     for name, parameter in whole.named_parameters():
         assert parameter.grad is not None
-        held = sorted((one[name] for one in found if name in one), key=lambda one: one[0])
+        held = sorted((one[name] for one in actual if name in one), key=lambda one: one[0])
         assert close_to(torch.cat([one for _, one in held]), parameter.grad.reshape(-1)), name
 
 
@@ -956,8 +962,8 @@ def test_layer_that_changes_its_own_weights_is_refused(
             train()
         return str(refused.value)
 
-    for said in in_threads(2, work):
-        assert said.startswith("parameter '0.weight' is changed by forward()"), said
+    for message in in_threads(2, work):
+        assert message.startswith("parameter '0.weight' is changed by forward()"), message
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -987,9 +993,11 @@ def test_sharded_layers_can_be_frozen_and_unfrozen(stage: int) -> None:
             for name, one in made.own.named_parameters()
         }
 
-    found = in_threads(2, work)
+    results = in_threads(2, work)
     for name, parameter in whole.named_parameters():
-        held = sorted((one[name] for one in found if name in one), key=lambda one: one[0])
+        held = sorted(
+            (result[name] for result in results if name in result), key=lambda one: one[0]
+        )
         assert all(trained == parameter.requires_grad for *_, trained in held), name
         if parameter.grad is None:
             assert all(one is None for _, one, _ in held), name
@@ -1049,9 +1057,9 @@ def test_outputs_unused_by_the_loss_get_no_gradient(parts: int) -> None:
         made.come_to_end()
         return {name: one.grad for name, one in made.own.named_parameters()}
 
-    found = in_threads(parts, work)
+    results = in_threads(parts, work)
     for name, parameter in whole.named_parameters():
-        held = [one[name] for one in found if name in one]
+        held = [result[name] for result in results if name in result]
         if parameter.grad is None:
             assert held == [None], name
         else:
@@ -1086,10 +1094,12 @@ def test_output_may_have_several_rows_and_be_changed_in_place() -> None:
         made.come_to_end()
         return {name: one.grad for name, one in made.own.named_parameters()}
 
-    found = in_threads(2, work)
+    results = in_threads(2, work)
     for name, parameter in whole.named_parameters():
         assert parameter.grad is not None
-        assert close_to(next(one[name] for one in found if name in one), parameter.grad), name
+        assert close_to(
+            next(result[name] for result in results if name in result), parameter.grad
+        ), name
 
 
 def test_output_of_shards_may_be_changed_in_place() -> None:
@@ -1125,11 +1135,11 @@ def test_pass_is_weighted_by_its_mini_batch() -> None:
         made.come_to_end(End.PUSH, 4 if rank else 5)
         return {name: one.grad for name, one in made.own.named_parameters()}, made.take_shares()
 
-    found = in_threads(2, work)
+    results = in_threads(2, work)
     for name, parameter in whole.named_parameters():
         assert parameter.grad is not None
-        assert close_to(next(one[name] for one, _ in found if name in one), parameter.grad), name
-    assert [shares for _, shares in found] == [[5 / 9, 4 / 9]] * 2
+        assert close_to(next(one[name] for one, _ in results if name in one), parameter.grad), name
+    assert [shares for _, shares in results] == [[5 / 9, 4 / 9]] * 2
 
 
 def test_stale_graph_and_empty_call_are_refused() -> None:
@@ -1157,12 +1167,12 @@ def test_parameters_of_other_workers_can_be_frozen_and_unfrozen() -> None:
         model, _ = model_and_inputs()
         spread(ranks, model, inputs, SplitName(2, 1))
         model.requires_grad_(False)
-        assert not any(one.requires_grad for one in model.parameters())
+        assert not any(parameter.requires_grad for parameter in model.parameters())
         for one in model.parameters():
             one.requires_grad, one.grad = True, None
-        assert all(one.requires_grad for one in model.parameters())
+        assert all(parameter.requires_grad for parameter in model.parameters())
         with pytest.raises(ConfigError, match="here grad reads its values"):
-            [one.grad for one in model.parameters()]
+            [parameter.grad for parameter in model.parameters()]
 
     in_threads(2, work)
 
@@ -1278,7 +1288,7 @@ def test_buffers_changed_by_a_script_are_averaged_over_copies(way: str) -> None:
         averaging._group = made.groups.twins
         model(x[:4]).mean().backward()
         center = model.get_buffer("center")
-        is_placed = any(one is center for one in made.own.buffers())
+        is_placed = any(buffer is center for buffer in made.own.buffers())
         if rank != 3 and way == "anew":
             model.center = center + (1.0 + rank)
         elif rank != 3 and way == "other memory" and not is_placed:
@@ -1290,7 +1300,7 @@ def test_buffers_changed_by_a_script_are_averaged_over_copies(way: str) -> None:
         made.come_to_end(End.PUSH, 4)
         assert averaging._present_in_any(weights) == [0, 0, 0]
         assert made.changed_buffers == 0b101
-        own = sum(weights[one] for one in made.groups.members)
+        own = sum(weights[member] for member in made.groups.members)
         averaging._reduce_changed(weights[rank], own)
         averaging._reduce_buffers(own)
         assert model.get_buffer("center") is center
@@ -1318,7 +1328,7 @@ def test_nonfinite_gradient_is_named_by_all() -> None:
             averaging._refuse_not_finite()
         return str(refused.value)
 
-    for rank, said in enumerate(in_threads(2, work)):
-        assert said.startswith(
+    for rank, message in enumerate(in_threads(2, work)):
+        assert message.startswith(
             f"worker {rank}: the averaged gradient of 'layer.1' is not finite at version 7"
         )

@@ -85,11 +85,11 @@ def test_losses_and_gradients_equal_those_of_the_whole(
         made.come_to_end()
         return float(loss.detach()), {name: one.grad for name, one in made.own.named_parameters()}
 
-    found = in_threads(size, work)
-    for (loss, _), expected in zip(found, losses, strict=True):
+    actual = in_threads(size, work)
+    for (loss, _), expected in zip(actual, losses, strict=True):
         assert loss == pytest.approx(float(expected.detach()), rel=1e-12)
     for name, parameter in whole.named_parameters():
-        held = [grads[name] for _, grads in found if name in grads]
+        held = [grads[name] for _, grads in actual if name in grads]
         assert held, f"nobody holds {name}"
         total = torch.stack([one for one in held if one is not None]).sum(0)  # of a tied one
         assert parameter.grad is not None
@@ -122,7 +122,7 @@ def test_worker_without_a_mini_batch_computes_its_part() -> None:
 
     grads = in_threads(2, work)
     for name, parameter in whole.named_parameters():
-        held = [one[name] for one in grads if one.get(name) is not None]
+        held = [grad[name] for grad in grads if grad.get(name) is not None]
         total = torch.stack([one for one in held if one is not None]).sum(0)
         assert parameter.grad is not None
         assert close_to(total, parameter.grad), name
@@ -164,7 +164,7 @@ def test_scaled_loss_is_refused() -> None:
             (made.train_on(X[:4], Y[:4]) / 2).backward()  # type: ignore[no-untyped-call]
         return str(refused.value)
 
-    assert all("use --split network:gpipe" in one for one in in_threads(2, work))
+    assert all("use --split network:gpipe" in result for result in in_threads(2, work))
 
 
 @pytest.mark.parametrize(
@@ -187,10 +187,10 @@ def test_loss_changed_by_micro_batches_is_refused_with_the_reason(
 
 
 def test_mean_over_rows_is_supported() -> None:
-    found = batch_loss(copy.deepcopy(SKIPPING), LOSS, batch)
-    assert isinstance(found, BatchLoss)
-    assert found.target.empty(7).shape == (7,)
-    assert found.target.dtype is torch.int64
+    result = batch_loss(copy.deepcopy(SKIPPING), LOSS, batch)
+    assert isinstance(result, BatchLoss)
+    assert result.target.empty(7).shape == (7,)
+    assert result.target.dtype is torch.int64
 
 
 def test_head_unused_by_the_loss_gets_no_gradient() -> None:

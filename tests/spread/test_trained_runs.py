@@ -102,17 +102,17 @@ def test_reported_losses_equal_those_of_one_device(
     assert split.code == 0, split.said
     assert f"micro-batches by {by}," in split.said
     assert_same(split.run, one_device)
-    found, expected = mean_losses(split.run), mean_losses(one_device)
-    assert len(found) == len(expected) == 12
-    assert found == pytest.approx(expected, rel=1e-6)
+    actual, expected = mean_losses(split.run), mean_losses(one_device)
+    assert len(actual) == len(expected) == 12
+    assert actual == pytest.approx(expected, rel=1e-6)
 
 
 def mean_losses(run: Run) -> list[float]:
     """Mean losses of each update over all samples; both workers push unless one has none left."""
     sums: dict[int, tuple[float, int]] = {}
-    for one in run.pushes:
-        if one.num_samples:
-            total, num = sums.get(one.ticket.version, (0.0, 0))
-            loss = one.loss * one.num_samples
-            sums[one.ticket.version] = total + loss, num + one.num_samples
+    for push in run.pushes:
+        if push.num_samples:
+            total, num = sums.get(push.ticket.version, (0.0, 0))
+            loss = push.loss * push.num_samples
+            sums[push.ticket.version] = total + loss, num + push.num_samples
     return [total / num for _, (total, num) in sorted(sums.items())]
