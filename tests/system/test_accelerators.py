@@ -16,12 +16,12 @@ from paceline.system.processors import count_accelerators, find_device
 
 def pretend(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int) -> list[int]:
     """Let torch find this many accelerators of one kind; return the indices that are set."""
-    found = None if kind is None else torch.device(kind)
+    result = None if kind is None else torch.device(kind)
     indices: list[int] = []
     monkeypatch.setattr(processors, "may_have_accelerator", lambda: True)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: kind is not None)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: found)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: result)
     monkeypatch.setattr(torch.accelerator, "set_device_index", indices.append)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
     return indices

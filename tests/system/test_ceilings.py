@@ -47,8 +47,8 @@ def test_damaged_file_is_ignored_and_can_be_rewritten(text: str) -> None:
     path = ceilings_path()
     path.parent.mkdir(parents=True)
     path.write_bytes(text.encode("latin-1"))
-    found, why = read_ceilings("memory")
-    assert found is None
+    result, why = read_ceilings("memory")
+    assert result is None
     assert why == f"{path} is ignored: it is damaged, or of another version of Paceline"
     write_ceilings("memory", 3)
     assert read_ceilings("memory") == (3, "")
@@ -67,8 +67,8 @@ def test_machine_without_sections_counts_as_damaged() -> None:
 def test_unreadable_home_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one of another user: the run continues without it."""
     monkeypatch.setenv("XDG_CACHE_HOME", f"/tmp/{'long' * 100}")
-    found, why = read_ceilings("memory")
-    assert found is None
+    result, why = read_ceilings("memory")
+    assert result is None
     assert why == f"{ceilings_path()} is ignored: File name too long"
 
 
@@ -79,7 +79,7 @@ def test_unwritable_file_is_reported(home: Path) -> None:
         write_ceilings("memory", 1)
     ceilings_path().parent.unlink()
     ceilings_path().mkdir(parents=True)
-    found, why = read_ceilings("memory")
-    assert found is None
+    result, why = read_ceilings("memory")
+    assert result is None
     assert "is ignored: " in why
     assert "\n" not in why

@@ -162,12 +162,12 @@ def test_too_many_workers_for_memory_are_refused_at_start(
 
 
 def test_open_file_limit_is_raised_as_far_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int]] = []
+    requests: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda number: (64, 100))
-    monkeypatch.setattr(resource, "setrlimit", lambda number, pair: asked.append(pair))
+    monkeypatch.setattr(resource, "setrlimit", lambda number, pair: requests.append(pair))
     allow(4)
-    assert asked == []
+    assert requests == []
     allow(16)
-    assert asked == [(96, 100)]
+    assert requests == [(96, 100)]
     with pytest.raises(ConfigError, match=r"20 workers need 108 open files, but 100 are allowed"):
         allow(20)

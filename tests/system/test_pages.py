@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 def resident_bytes() -> int:
     rows = Path("/proc/self/status").read_text().splitlines()
-    return next(int(one.split()[1]) << 10 for one in rows if one.startswith("VmRSS"))
+    return next(int(row.split()[1]) << 10 for row in rows if row.startswith("VmRSS"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="proc(5) and malloc_trim(3)")
@@ -49,8 +49,8 @@ print(before - resident())
 def test_lean_heap_returns_blocks_at_once() -> None:
     added = lean_heap({})
     code = [sys.executable, "-c", FREES]
-    said = subprocess.run(code, env=os.environ | added, stdout=subprocess.PIPE, check=True).stdout
-    assert int(said) > 30_000  # KiB
+    output = subprocess.run(code, env=os.environ | added, stdout=subprocess.PIPE, check=True).stdout
+    assert int(output) > 30_000  # KiB
 
 
 def test_allocator_settings_of_the_user_are_kept() -> None:

@@ -15,17 +15,17 @@ def test_repeated_signal_counts_once_and_a_later_one_interrupts(
 ) -> None:
     """``timeout`` sends it to its child and then to the child's process group."""
     monkeypatch.setattr(signals, "_SAME_S", 0.05)
-    asked: list[int] = []
+    requests: list[int] = []
 
     def stop_softly(number: int) -> bool:
-        asked.append(number)
-        return len(asked) == 1
+        requests.append(number)
+        return len(requests) == 1
 
     with ended_by_signals(stop_softly):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert asked == [signal.SIGTERM]
+        assert requests == [signal.SIGTERM]
         time.sleep(0.1)
         with pytest.raises(SignalInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
-    assert asked == [signal.SIGTERM] * 2
+    assert requests == [signal.SIGTERM] * 2
