@@ -42,25 +42,25 @@ def losses(
     objects = objects or subject().objects
     candidate.apply(objects, value)
     precision = value if candidate.name == "precision" else "fp32"
-    found = []
+    results = []
     for _ in range(num_steps):
         objects.optimizer.zero_grad()
         with autocast(torch.device("cpu"), str(precision)):
             loss = loss_of(objects.model, batch())
         loss.backward()  # type: ignore[no-untyped-call]
         objects.optimizer.step()
-        found.append(float(loss.detach()))
-    return found
+        results.append(float(loss.detach()))
+    return results
 
 
 @pytest.mark.parametrize(("candidate", "value"), OPTIONS)
 def test_option_changes_losses_only_by_rounding(candidate: Candidate, value: Value) -> None:
     """And not at all if it keeps the bits, with the same threads: those that were set stay."""
-    wanted = losses(candidate, getattr(Speed(), candidate.name))
-    found = losses(candidate, value)
+    expected = losses(candidate, getattr(Speed(), candidate.name))
+    actual = losses(candidate, value)
     tolerance = 2e-2 if candidate.name == "precision" else 1e-5
-    assert found == pytest.approx(wanted, abs=tolerance)
-    assert found == wanted or not candidate.keeps_bits
+    assert actual == pytest.approx(expected, abs=tolerance)
+    assert actual == expected or not candidate.keeps_bits
 
 
 def loaded(*, is_channels_last: bool) -> Objects:
@@ -78,10 +78,10 @@ def loaded(*, is_channels_last: bool) -> Objects:
 def test_optimizer_kernel_accepts_state_of_another_memory_order(
     value: str, is_channels_last: bool
 ) -> None:
-    wanted = losses(OptimizerKernel(), "as it is", objects=loaded(is_channels_last=False))
+    expected = losses(OptimizerKernel(), "as it is", objects=loaded(is_channels_last=False))
     objects = loaded(is_channels_last=is_channels_last)
-    found = losses(OptimizerKernel(), value, objects=objects)
-    assert found == pytest.approx(wanted, abs=1e-5)
+    actual = losses(OptimizerKernel(), value, objects=objects)
+    assert actual == pytest.approx(expected, abs=1e-5)
 
 
 def test_optimizer_state_follows_the_memory_order_of_its_weights() -> None:
@@ -129,26 +129,26 @@ def test_batch_size_is_the_most_common_tensor_length(lengths: tuple[int, ...], s
 def test_parameters_and_names_stay_those_of_the_user(candidate: Candidate, value: Value) -> None:
     objects = subject().objects
     model, names = objects.model, list(objects.model.state_dict())
-    held = [id(one) for one in model.parameters()]
+    held = [id(parameter) for parameter in model.parameters()]
     candidate.apply(objects, value)
-    assert [id(one) for one in model.parameters()] == held
+    assert [id(parameter) for parameter in model.parameters()] == held
     assert list(model.state_dict()) == names
     copied = copy.deepcopy(model)
-    wanted = loss_of(model.eval(), batch())
+    expected = loss_of(model.eval(), batch())
     with torch.no_grad():
         next(iter(model.parameters())).fill_(0.0)
-    assert loss_of(copied.eval(), batch()).item() == pytest.approx(wanted.item(), rel=1e-5)
+    assert loss_of(copied.eval(), batch()).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda one: one.name)
 def test_default_value_of_a_candidate_changes_nothing(candidate: Candidate) -> None:
     default = getattr(Speed(), candidate.name)
     before = subject()
-    strides = [one.stride() for one in before.objects.model.parameters()]
+    strides = [parameter.stride() for parameter in before.objects.model.parameters()]
     groups = [dict(group) for group in before.objects.optimizer.param_groups]
     threads = torch.get_num_threads()
     candidate.apply(before.objects, default)
-    assert [one.stride() for one in before.objects.model.parameters()] == strides
+    assert [parameter.stride() for parameter in before.objects.model.parameters()] == strides
     assert [dict(group) for group in before.objects.optimizer.param_groups] == groups
     assert torch.get_num_threads() == threads
     assert candidate.words(default)

@@ -13,19 +13,19 @@ from subjects import SIZE, batch, network, subject
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes the compiled code was called with; torch compiles nothing."""
-    found: list[int] = []
+    results: list[int] = []
 
     def compiled(function: Any, *, mode: str, dynamic: bool) -> Any:
         assert (mode, dynamic) == ("default", False)
 
         def run(inputs: Any) -> Any:
-            found.append(len(inputs))
+            results.append(len(inputs))
             return function(inputs)
 
         return run
 
     monkeypatch.setattr(torch, "compile", compiled)
-    return found
+    return results
 
 
 def test_evaluation_and_short_last_batch_run_eagerly(calls: list[int]) -> None:

@@ -103,8 +103,8 @@ def test_one_of_several_concurrent_requests_measures() -> None:
         counts.append(remembered("a", measure)[1])
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
-    for one in threads:
-        one.start()
+    for thread in threads:
+        thread.start()
     for one in threads:
         one.join()
     assert sorted(counts) == [False, True, True, True]

@@ -64,7 +64,9 @@ def test_compiled_model_works_under_every_protocol(
     def captured(function: Any, *, mode: str, dynamic: bool) -> Any:
         def backend(graph: Any, _: Any) -> Any:
             def run(*arguments: Any) -> Any:
-                calls.extend(len(one) for one in arguments if one.shape[1:] == (2, 6, 6))
+                calls.extend(
+                    len(argument) for argument in arguments if argument.shape[1:] == (2, 6, 6)
+                )
                 return graph.forward(*arguments)
 
             return run
@@ -178,21 +180,21 @@ def test_model_a_trial_cannot_call_is_reported(
 
 
 def test_layer_may_unfreeze_with_a_fused_optimizer_alone() -> None:
-    found = speeds.train(Pace(SoloExchange(), Context(fused_optimizer=True)), thaws=True)
-    assert differ(found, _plain(case="thawing")) < CLOSE
+    result = speeds.train(Pace(SoloExchange(), Context(fused_optimizer=True)), thaws=True)
+    assert differ(result, _plain(case="thawing")) < CLOSE
 
 
 def test_layer_may_unfreeze_with_fused_optimizers_of_local_steps(tmp_path: Path) -> None:
     settings = {"workers": 1, "protocol": "local-sgd:4", "fused_optimizer": True}
-    _, (found,) = _run(tmp_path, "thawing", engine="inline", **settings)
-    assert differ(found, _plain(case="thawing")) < CLOSE
+    _, (result,) = _run(tmp_path, "thawing", engine="inline", **settings)
+    assert differ(result, _plain(case="thawing")) < CLOSE
 
 
 @pytest.mark.parametrize("is_chosen", [True, False])
 def test_loaded_momentum_stays_with_its_elements(is_chosen: bool) -> None:
     context = Context(fused_optimizer=True, channels_last=is_chosen)
-    found = speeds.train(Pace(SoloExchange(), context), is_loaded=True)
-    assert differ(found, _plain(is_chosen, "loaded")) < CLOSE
+    result = speeds.train(Pace(SoloExchange(), context), is_loaded=True)
+    assert differ(result, _plain(is_chosen, "loaded")) < CLOSE
 
 
 def test_data_without_loader_workers_stays_in_its_process(
@@ -202,17 +204,17 @@ def test_data_without_loader_workers_stays_in_its_process(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(fast, "CANDIDATES", (LoaderWorkers(), CopiesAhead()))
     monkeypatch.setattr(trial, "compare", lambda *_: [2.0])  # every option is twice as fast
-    original, found = fast.try_all, []
+    original, results = fast.try_all, []
 
     def noted(*arguments: Any) -> Any:
-        found.append(original(*arguments))
-        return found[-1]
+        results.append(original(*arguments))
+        return results[-1]
 
     monkeypatch.setattr(fast, "try_all", noted)
     _run(tmp_path, fast="auto", engine="inline")
     speeds.train(Pace(SoloExchange(), Context()), fast="auto")
-    assert [one.speed.loader_workers for one in found] == [-1, -1]
-    for one in found:
+    assert [result.speed.loader_workers for result in results] == [-1, -1]
+    for one in results:
         assert "a higher num_workers may hide it" in " ".join(one.lines())
 
 

@@ -309,7 +309,7 @@ def test_trial_restores_objects_and_random_state() -> None:
     trial.try_all(mine, Speed(), [Planted(FAST_S)], 20.0)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not optimizer.state
-    assert all(one.grad is None for one in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
 
@@ -346,8 +346,10 @@ def test_option_that_depends_on_the_batch_is_measured_on_all_of_it(
     assert lengths.count(len(batch()[0])) == 4
     assert finding.gain == pytest.approx(gain)
     assert finding.is_kept == (outcome.speed.compile == "planted") == (gain > 1.05)
-    said = outcome.lines()[0]
-    assert said.startswith("fast: planted 1.50x" if finding.is_kept else "fast: nothing helps here")
+    message = outcome.lines()[0]
+    assert message.startswith(
+        "fast: planted 1.50x" if finding.is_kept else "fast: nothing helps here"
+    )
 
 
 def test_gain_that_does_not_repeat_is_not_kept(
