@@ -30,9 +30,9 @@ def arguments_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_code_after_the_loop_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    said = tmp_path / "said.txt"
-    run_for_updates(str(tmp_path / "train.py"), [str(said)])
-    assert said.read_text().split("\n") == ["0", "1", "2", "left in order", ""]
+    message = tmp_path / "said.txt"
+    run_for_updates(str(tmp_path / "train.py"), [str(message)])
+    assert message.read_text().split("\n") == ["0", "1", "2", "left in order", ""]
 
 
 def test_other_exit_of_a_script_is_reported(tmp_path: Path) -> None:

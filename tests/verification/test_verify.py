@@ -31,12 +31,12 @@ Say = Callable[[str], tuple[int, str, str]]
 
 @pytest.mark.parametrize("name", ["softmax", "lenet", "transformer", "quadratic", "mlp488k"])
 def test_built_in_tasks_compute_the_same_with_several_workers(name: str) -> None:
-    found = verify(name, (3,))
-    assert found.is_equal, "\n".join(render_verified(found))
-    assert [(row.case.dtype, row.case.is_even) for row in found.rows] == [
+    result = verify(name, (3,))
+    assert result.is_equal, "\n".join(render_verified(result))
+    assert [(row.case.dtype, row.case.is_even) for row in result.rows] == [
         ("float64", True), ("float64", False), ("float32", True), ("float32", False),
     ]  # fmt: skip
-    assert all(row.found.difference <= ALLOWED[row.case.dtype] for row in found.rows)
+    assert all(row.found.difference <= ALLOWED[row.case.dtype] for row in result.rows)
 
 
 def replicas() -> list[Replica]:
@@ -62,9 +62,9 @@ def test_equal_infinities_match_and_nan_never_does() -> None:
 
 
 def test_each_number_of_workers_has_even_and_uneven_batches() -> None:
-    found = verify(TASK, (1, 2, 4))
-    assert found.is_equal
-    rows = [row for row in found.rows if row.case.dtype == "float64"]
+    result = verify(TASK, (1, 2, 4))
+    assert result.is_equal
+    rows = [row for row in result.rows if row.case.dtype == "float64"]
     assert [row.found.sizes for row in rows] == [
         (4, 4, 2), (8, 8, 4), (9, 9, 5), (16, 16, 8), (17, 17, 9),
     ]  # fmt: skip
@@ -73,8 +73,8 @@ def test_each_number_of_workers_has_even_and_uneven_batches() -> None:
 
 
 def test_compiled_task_is_compared_to_its_saved_model() -> None:
-    found = verify(COMPILED, (2,))
-    assert found.is_equal, "\n".join(render_verified(found))
+    result = verify(COMPILED, (2,))
+    assert result.is_equal, "\n".join(render_verified(result))
 
 
 def test_samples_that_are_no_pairs_are_refused() -> None:
@@ -119,23 +119,23 @@ def test_nan_is_not_attributed_to_rounding(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(of_script.ScriptSubject, "_run", lambda *given: (left, first, (2,)))
     subject = object.__new__(of_script.ScriptSubject)
     case = cases.VerifyCase(workers=2, dtype="float32", is_even=True)
-    found = subject.compare(case)
-    assert (found.difference, found.rounding) == (math.inf, 0.0)
-    assert not VerifyRow(case=case, found=found).is_equal
+    result = subject.compare(case)
+    assert (result.difference, result.rounding) == (math.inf, 0.0)
+    assert not VerifyRow(case=case, found=result).is_equal
 
 
 # -- planted errors --------------------------------------------------------------------------------
 
 
 def test_batch_norm_is_named_and_the_rest_is_verified_without_it() -> None:
-    found = verify(WITH_BATCH_NORM, (2,))
-    assert not found.is_equal
-    [cause] = found.causes
+    result = verify(WITH_BATCH_NORM, (2,))
+    assert not result.is_equal
+    [cause] = result.causes
     assert cause.what == "norm (BatchNorm1d)"
     assert "GroupNorm" in cause.fix
-    assert found.aside is not None
-    assert found.aside.is_equal
-    assert found.aside.case.frozen == ("norm",)
+    assert result.aside is not None
+    assert result.aside.is_equal
+    assert result.aside.case.frozen == ("norm",)
 
 
 class Dropping(nn.Module):
@@ -152,12 +152,12 @@ class Dropping(nn.Module):
 
 
 def test_dropout_is_named_as_random() -> None:
-    found = verify(replace(PLAIN_SGD, model=Dropping), (2,))
-    [cause] = found.causes
+    result = verify(replace(PLAIN_SGD, model=Dropping), (2,))
+    [cause] = result.causes
     assert cause.what == "between.drop (Dropout)"
     assert "random" in cause.why
-    assert found.aside is not None
-    assert found.aside.is_equal
+    assert result.aside is not None
+    assert result.aside.is_equal
 
 
 class Centred(nn.Module):
@@ -172,10 +172,10 @@ def centred() -> nn.Module:
 
 
 def test_custom_layer_is_named() -> None:
-    found = verify(replace(PLAIN_SGD, model=centred), (2,))
-    assert found.causes[0].what == "1 (Centred)"
-    assert found.aside is not None
-    assert not found.aside.is_equal  # eval() does not change it
+    result = verify(replace(PLAIN_SGD, model=centred), (2,))
+    assert result.causes[0].what == "1 (Centred)"
+    assert result.aside is not None
+    assert not result.aside.is_equal  # eval() does not change it
 
 
 SCRIPT = """
@@ -222,9 +222,9 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
 def test_script_is_verified_and_ends_after_its_loop(
     written: Callable[..., str], tmp_path: Path
 ) -> None:
-    found = verify(written(MEAN), (1, 2, 3))
-    assert found.is_equal, "\n".join(render_verified(found))
-    assert [row.found.sizes[0] for row in found.rows[:5]] == [8, 16, 15, 15, 14]
+    result = verify(written(MEAN), (1, 2, 3))
+    assert result.is_equal, "\n".join(render_verified(result))
+    assert [row.found.sizes[0] for row in result.rows[:5]] == [8, 16, 15, 15, 14]
     assert not (tmp_path / "written.txt").exists()
     assert not (tmp_path / "evaluated.txt").exists()
 
@@ -249,28 +249,28 @@ loader = DataLoader(loader.dataset, batch_sampler=batches)
 def test_custom_batch_sampler_keeps_its_batches_in_one_row(
     written: Callable[..., str],
 ) -> None:
-    found = verify(written(MEAN, OWN_BATCHES + PREPARE), (1, 2))
-    assert found.is_equal, "\n".join(render_verified(found))
-    assert [(row.case.dtype, row.case.workers) for row in found.rows] == [
+    result = verify(written(MEAN, OWN_BATCHES + PREPARE), (1, 2))
+    assert result.is_equal, "\n".join(render_verified(result))
+    assert [(row.case.dtype, row.case.workers) for row in result.rows] == [
         ("float64", 1), ("float64", 2), ("float32", 1), ("float32", 2),
     ]  # fmt: skip
-    assert {row.found.sizes for row in found.rows} == {(5, 6, 7)}
-    assert [row.to_json()["parts"] for row in found.rows] == ["5", "3 + 2"] * 2
-    [note] = found.notes
+    assert {row.found.sizes for row in result.rows} == {(5, 6, 7)}
+    assert [row.to_json()["parts"] for row in result.rows] == ["5", "3 + 2"] * 2
+    [note] = result.notes
     assert "the script's own batch sampler makes the batches" in note
 
 
 def test_plain_batch_sampler_gets_the_batches_of_each_row(written: Callable[..., str]) -> None:
-    found = verify(written(MEAN, PLAIN_BATCHES + PREPARE), (2,))
-    assert found.is_equal, "\n".join(render_verified(found))
-    assert [row.found.sizes for row in found.rows] == [(16,) * 3, (15,) * 3] * 2
-    assert found.notes == ()
+    result = verify(written(MEAN, PLAIN_BATCHES + PREPARE), (2,))
+    assert result.is_equal, "\n".join(render_verified(result))
+    assert [row.found.sizes for row in result.rows] == [(16,) * 3, (15,) * 3] * 2
+    assert result.notes == ()
 
 
 def test_fixed_step_weight_is_named_as_a_mean_of_means(written: Callable[..., str]) -> None:
-    found = verify(written(f"step.weight = 1.0\n{MEAN}"), (2,))
-    assert [row.is_equal for row in found.rows] == [True, False, True, False]
-    [cause] = found.causes
+    result = verify(written(f"step.weight = 1.0\n{MEAN}"), (2,))
+    assert [row.is_equal for row in result.rows] == [True, False, True, False]
+    [cause] = result.causes
     assert (cause.kind, cause.what) == ("mean of means", "step.weight")
     assert "0.500 and 0.500" in cause.why
 
@@ -278,29 +278,29 @@ def test_fixed_step_weight_is_named_as_a_mean_of_means(written: Callable[..., st
 def test_loss_divided_by_a_constant_is_named_as_a_mean_of_means(
     written: Callable[..., str],
 ) -> None:
-    found = verify(written(f"{SUM} / (16 // pace.num_workers)"), (2,))
-    assert [row.is_equal for row in found.rows] == [True, False, True, False]
-    [cause] = found.causes
+    result = verify(written(f"{SUM} / (16 // pace.num_workers)"), (2,))
+    assert [row.is_equal for row in result.rows] == [True, False, True, False]
+    [cause] = result.causes
     assert (cause.kind, cause.what) == ("mean of means", "the loss")
     assert "len(inputs)" in cause.fix
 
 
 def test_summed_loss_is_named(written: Callable[..., str]) -> None:
-    found = verify(written(SUM), (2,))
-    [cause] = found.causes
+    result = verify(written(SUM), (2,))
+    [cause] = result.causes
     assert (cause.kind, cause.what) == ("sum", "the loss")
 
 
 def test_random_loop_is_not_blamed_on_its_loss(written: Callable[..., str]) -> None:
-    found = verify(written(f"x = x + torch.randn_like(x)\n{MEAN}"), (2,))
-    [cause] = found.causes
+    result = verify(written(f"x = x + torch.randn_like(x)\n{MEAN}"), (2,))
+    [cause] = result.causes
     assert (cause.kind, cause.what) == ("random", "the loop")
 
 
 def test_unexplained_difference_names_the_parameter(written: Callable[..., str]) -> None:
     loss = f"{MEAN}\nmodel[0].bias.register_hook(lambda g: g * pace.num_workers) if step else 0"
-    found = verify(written(loss), (2,))
-    [cause] = found.causes
+    result = verify(written(loss), (2,))
+    [cause] = result.causes
     assert (cause.kind, cause.what) == ("unknown", "0.bias")
 
 
@@ -317,12 +317,12 @@ def test_verify_prints_a_table_and_exits_with_0_or_1(say: Say, written: Callable
     assert "5 + 4" in out
     code, out, _ = say(f"verify {written(SUM)} -n 2 --json")
     assert code == 1
-    found = json.loads(out)
-    assert found["is_equal"] is False
-    assert found["causes"][0]["kind"] == "sum"
+    report = json.loads(out)
+    assert report["is_equal"] is False
+    assert report["causes"][0]["kind"] == "sum"
     page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     section = page.split("## `paceline verify`")[1].split("\n## ")[0]
-    for field in (*found, *found["rows"][0], *found["causes"][0]):
+    for field in (*report, *report["rows"][0], *report["causes"][0]):
         assert f"`{field}`" in section, field
 
 
@@ -414,8 +414,8 @@ def test_layers_are_classified_by_cause_and_the_innermost_is_named() -> None:
         nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.5), Centred(),
         nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4)),
     )  # fmt: skip
-    found = layers.breaking_layers(model, [torch.randn(13, WIDTH)], {}, 3)
-    assert [(one.name, one.cause) for one in found] == [
+    result = layers.breaking_layers(model, [torch.randn(13, WIDTH)], {}, 3)
+    assert [(one.name, one.cause) for one in result] == [
         ("3", "random"), ("1", "batch"), ("4", "batch"),
     ]  # fmt: skip
     assert not layers.breaking_layers(model.eval()[:4], [torch.randn(13, WIDTH)], {}, 3)
@@ -432,11 +432,11 @@ def test_layers_with_keyword_arguments_and_tuples_are_compared() -> None:
             _, (hidden, _) = self.cell(inputs)
             return {"outputs": self.norm(hidden[-1])}
 
-    found = layers.breaking_layers(Recurrent(), [], {"inputs": torch.randn(9, 4, WIDTH)}, 2)
-    assert [one.name for one in found] == ["norm"]
+    result = layers.breaking_layers(Recurrent(), [], {"inputs": torch.randn(9, 4, WIDTH)}, 2)
+    assert [one.name for one in result] == ["norm"]
 
 
 def test_request_to_a_worker_survives_serialization() -> None:
     case = cases.VerifyCase(workers=3, dtype="float32", is_even=False, frozen=("a.b",))
-    asked = of_script.Asked(case=case, folder="/somewhere", looks=True)
-    assert of_script.Asked.read(asked.write()) == asked
+    request = of_script.Asked(case=case, folder="/somewhere", looks=True)
+    assert of_script.Asked.read(request.write()) == request
