@@ -38,7 +38,7 @@ def test_sizes_and_settings_match_the_chapter(
 def test_mlp488k_normalises_its_features_and_has_488_k_parameters() -> None:
     task = load_task("mlp488k", 1, None, on_digits)
     model = task.model()
-    assert sum(one.numel() for one in model.parameters()) == 488_022
+    assert sum(parameter.numel() for parameter in model.parameters()) == 488_022
     assert not list(model.buffers())
     inputs = images.fetch_inputs(task.data().train, 2_000)
     normal = model.get_submodule("normalize")(inputs.flatten(1).double())
@@ -50,7 +50,10 @@ def test_mlp488k_normalises_its_features_and_has_488_k_parameters() -> None:
 
 def test_resnet50_has_the_published_number_of_parameters() -> None:
     """25,557,032 with 1,000 classes and three colours, as published."""
-    assert sum(one.numel() for one in resnets.build_resnet50(1000, 3).parameters()) == 25_557_032
+    assert (
+        sum(parameter.numel() for parameter in resnets.build_resnet50(1000, 3).parameters())
+        == 25_557_032
+    )
     task = load_task("resnet50", 1, None, on_fashion)
     optimizer = task.optimizer(task.model().parameters(), task.learning_rate)
     assert isinstance(optimizer, torch.optim.Adam)
@@ -60,8 +63,11 @@ def test_resnet50_has_the_published_number_of_parameters() -> None:
 def test_alexnet_has_the_published_number_of_parameters() -> None:
     """61,100,840 with 1,000 classes and three colours."""
     with torch.device("meta"):
-        assert sum(one.numel() for one in images.build_alexnet(1000, 3).parameters()) == 61_100_840
-    assert sum(one.numel() for one in images.build_alexnet().parameters()) == 57_029_322
+        assert (
+            sum(parameter.numel() for parameter in images.build_alexnet(1000, 3).parameters())
+            == 61_100_840
+        )
+    assert sum(parameter.numel() for parameter in images.build_alexnet().parameters()) == 57_029_322
 
 
 def test_transformer_is_causal() -> None:

@@ -51,9 +51,9 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_invalid_task_gets_a_one_line_error(case: str, tmp_path: Path) -> None:
-    changes, said = CASES[case]
+    changes, message = CASES[case]
     task: Task = replace(TASK, **changes)
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         train(task, tmp_path, workers=2, engine="inline")
     assert "\n" not in str(caught.value)
 
