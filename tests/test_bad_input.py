@@ -174,11 +174,11 @@ def paceline(here: Path, capsys: pytest.CaptureFixture[str]) -> Say:
 def test_wrong_name_or_number_gets_a_suggestion(
     tokens: list[str], words: list[str], paceline: Say, here: Path
 ) -> None:
-    code, said = paceline(*tokens)
+    code, output = paceline(*tokens)
     assert code == 2
-    assert said.startswith("error: ")
+    assert output.startswith("error: ")
     for word in words:
-        assert word in said
+        assert word in output
     assert not (here / "runs").exists()
 
 
@@ -186,15 +186,15 @@ def test_unknown_setting_is_named_with_its_file_or_variable(
     paceline: Say, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "paceline.toml").write_text("protocoll = 'async'\n")
-    code, said = paceline("train", "lenet")
+    code, output = paceline("train", "lenet")
     assert code == 2
-    assert "unknown setting 'protocoll' (paceline.toml); did you mean 'protocol'?" in said
+    assert "unknown setting 'protocoll' (paceline.toml); did you mean 'protocol'?" in output
     (here / "paceline.toml").unlink()
     monkeypatch.setenv("PACELINE_WRKERS", "2")
-    code, said = paceline("train", "lenet")
+    code, output = paceline("train", "lenet")
     assert code == 2
-    assert "unknown variable 'PACELINE_WRKERS'" in said
-    assert "did you mean 'PACELINE_WORKERS'?" in said
+    assert "unknown variable 'PACELINE_WRKERS'" in output
+    assert "did you mean 'PACELINE_WORKERS'?" in output
 
 
 @pytest.mark.parametrize(
@@ -212,10 +212,10 @@ def test_run_refused_before_its_first_step_leaves_no_folder(
     tokens: list[str], words: str, paceline: Say, here: Path
 ) -> None:
     (here / "mytasks.py").write_text(TASK)
-    code, said = paceline(*tokens)
+    code, output = paceline(*tokens)
     assert code == 2
-    assert words in said
-    assert [one.name for one in here.iterdir() if one.name != "__pycache__"] == ["mytasks.py"]
+    assert words in output
+    assert [path.name for path in here.iterdir() if path.name != "__pycache__"] == ["mytasks.py"]
 
 
 def test_refused_run_removes_only_its_own_files(paceline: Say, here: Path) -> None:
@@ -225,8 +225,8 @@ def test_refused_run_removes_only_its_own_files(paceline: Say, here: Path) -> No
     (here / "runs" / "latest").symlink_to("before")
     assert paceline("train", "nosuch:task", "--run-dir", "mine")[0] == 2
     assert paceline("train", "nosuch:task")[0] == 2
-    assert [one.name for one in (here / "mine").iterdir()] == ["notes.txt"]
-    assert sorted(one.name for one in (here / "runs").iterdir()) == ["before", "latest"]
+    assert [path.name for path in (here / "mine").iterdir()] == ["notes.txt"]
+    assert sorted(path.name for path in (here / "runs").iterdir()) == ["before", "latest"]
     assert (here / "runs" / "latest").readlink() == Path("before")
 
 
@@ -235,9 +235,9 @@ def test_refused_run_removes_only_its_own_files(paceline: Say, here: Path) -> No
 
 def test_uneven_batch_is_reported_and_weighted(paceline: Say, here: Path) -> None:
     tokens = ["--workers", "2", "--batch-size", "15", "--updates", "3", "--run-dir", "run"]
-    code, said = paceline("train", "quadratic", *tokens)
+    code, output = paceline("train", "quadratic", *tokens)
     assert code == 0
-    assert "15 samples make 2 mini-batches of 8 and 7; each is weighted by its samples" in said
+    assert "15 samples make 2 mini-batches of 8 and 7; each is weighted by its samples" in output
     lines = [json.loads(line) for line in (here / "run" / "trace.jsonl").read_text().splitlines()]
     weights = [line["weights"] for line in lines if line["kind"] == "apply"]
     assert sorted(weights[0]) == [7 / 15, 8 / 15]
@@ -245,17 +245,17 @@ def test_uneven_batch_is_reported_and_weighted(paceline: Say, here: Path) -> Non
 
 def test_more_workers_than_samples_are_refused(paceline: Say, here: Path) -> None:
     (here / "mytasks.py").write_text(TASK)
-    code, said = paceline("train", "mytasks:few", "--workers", "4")
+    code, output = paceline("train", "mytasks:few", "--workers", "4")
     assert code == 2
-    assert "3 samples cannot be shared by 4 mini-batches; use fewer workers or a small" in said
-    assert "--batch-size" not in said  # a larger batch would not help
+    assert "3 samples cannot be shared by 4 mini-batches; use fewer workers or a small" in output
+    assert "--batch-size" not in output  # a larger batch would not help
 
 
 def test_batch_smaller_than_the_workers_is_refused_with_remedies(paceline: Say) -> None:
-    code, said = paceline("train", "quadratic", "--workers", "4", "--batch-size", "3")
+    code, output = paceline("train", "quadratic", "--workers", "4", "--batch-size", "3")
     assert code == 2
-    assert "3 samples an update cannot be shared by 4 mini-batches; use fewer workers" in said
-    assert "or a larger --batch-size" in said
+    assert "3 samples an update cannot be shared by 4 mini-batches; use fewer workers" in output
+    assert "or a larger --batch-size" in output
 
 
 @pytest.fixture
@@ -280,11 +280,11 @@ def test_damaged_data_file_is_named_and_never_skipped(
     for file in data_set.files:
         (folder / file.name).write_bytes(b"not what it says")
     monkeypatch.setenv("PACELINE_DATA", str(here / "data"))
-    code, said = paceline("train", "lenet")
+    code, output = paceline("train", "lenet")
     assert code == 2
-    assert f"{folder / data_set.files[0].name} is damaged" in said
-    assert data_set.files[0].md5 in said
-    assert "paceline data get fashion-mnist" in said
+    assert f"{folder / data_set.files[0].name} is damaged" in output
+    assert data_set.files[0].md5 in output
+    assert "paceline data get fashion-mnist" in output
 
 
 @pytest.mark.skipif(
@@ -297,22 +297,22 @@ def test_missing_data_is_replaced_by_the_digits_and_reported(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
     monkeypatch.delenv("PACELINE_DATA", raising=False)
-    code, said = paceline("train", "softmax", "--dry-run")
+    code, output = paceline("train", "softmax", "--dry-run")
     assert code == 0
-    assert "Fashion-MNIST could not be fetched" in said
-    assert "real images that ship with paceline" in said
+    assert "Fashion-MNIST could not be fetched" in output
+    assert "real images that ship with paceline" in output
 
 
 def test_too_little_shared_memory_is_reported_before_the_start(
     paceline: Say, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 256)
-    code, said = paceline("launch", "--workers", "2", script(here, "print('a step was made')"))
+    code, output = paceline("launch", "--workers", "2", script(here, "print('a step was made')"))
     assert code == 1
-    assert "shared memory: " in said
-    assert "are needed" in said
-    assert "use fewer workers or a smaller model" in said
-    assert "a step was made" not in said
+    assert "shared memory: " in output
+    assert "are needed" in output
+    assert "use fewer workers or a smaller model" in output
+    assert "a step was made" not in output
 
 
 # -- scripts ------------------------------------------------------------------------------------
@@ -325,16 +325,16 @@ def message_of(said: str) -> list[str]:
 
 def test_script_error_message_has_at_most_twelve_lines(paceline: Say, here: Path) -> None:
     fault = "if pace.worker == 1: {}['no such key']"
-    code, said = paceline("launch", "--workers", "2", script(here, fault))
+    code, output = paceline("launch", "--workers", "2", script(here, fault))
     assert code == 1
-    lines = message_of(said)
+    lines = message_of(output)
     line = 1 + SETUP.splitlines().index("    FAULT")
     assert len(lines) <= 12
     assert lines[0].startswith("error: worker 1 failed at ")
     assert lines[0].endswith(f"train.py:{line} in check:")
     assert "KeyError: 'no such key'" in lines
-    assert fault in said  # the user's own frame, with its line
-    assert "site-packages" not in said
+    assert fault in output  # the user's own frame, with its line
+    assert "site-packages" not in output
     log = Path(lines[-1].rpartition(": ")[2])
     assert "Traceback" in log.read_text()
 
@@ -381,9 +381,9 @@ def test_last_error_of_a_child_process_is_reported(
     paceline: Say, here: Path, how: str, workers: str, which: str, place: str, last: str
 ) -> None:
     (here / "train.py").write_text(SPAWNS)
-    code, said = paceline("launch", "--workers", workers, "train.py", how)
+    code, output = paceline("launch", "--workers", workers, "train.py", how)
     assert code == 1
-    lines = message_of(said)
+    lines = message_of(output)
     assert len(lines) <= 12
     (at,) = (number for number, line in enumerate(lines) if which in line)
     assert lines[at + 1].strip().startswith("at ")
@@ -394,45 +394,45 @@ def test_last_error_of_a_child_process_is_reported(
 def test_report_of_a_failed_run_says_why_it_ended(paceline: Say, here: Path) -> None:
     path = script(here, "if pace.worker == 1 and step == 3: {}['no such key']")
     assert paceline("launch", "--workers", "2", "--run-dir", "run", path)[0] == 1
-    code, said = paceline("report", "run")
+    code, output = paceline("report", "run")
     assert code == 0
-    assert "ended failed: worker 1 failed at " in " ".join(said.split())
+    assert "ended failed: worker 1 failed at " in " ".join(output.split())
     assert (here / "run" / "summary.json").exists()
 
 
 def test_invalid_python_script_is_refused_with_its_line(paceline: Say, here: Path) -> None:
     (here / "train.py").write_text("import paceline\ndef f(:\n")
-    code, said = paceline("launch", "--workers", "2", "train.py")
+    code, output = paceline("launch", "--workers", "2", "train.py")
     assert code == 2
-    assert "train.py:2 is not valid Python (invalid syntax): def f(:" in said
+    assert "train.py:2 is not valid Python (invalid syntax): def f(:" in output
     assert not (here / "runs").exists()
 
 
 def test_invalid_python_module_of_the_user_is_named(paceline: Say, here: Path) -> None:
     (here / "model.py").write_text("x = 1\ndef f(:\n")
     (here / "train.py").write_text("import model\n")
-    code, said = paceline("launch", "--workers", "2", "train.py")
+    code, output = paceline("launch", "--workers", "2", "train.py")
     assert code == 1
-    lines = message_of(said)
+    lines = message_of(output)
     assert lines[0].endswith("model.py:2 in its text:")
-    assert "runpy" not in said
+    assert "runpy" not in output
     assert len(lines) <= 12
 
 
 def test_code_without_source_leaves_no_empty_line(paceline: Say, here: Path) -> None:
     cell = "exec(compile('def cell(): {}[1]', '<cell 3>', 'exec'), globals()) or cell()"
-    code, said = paceline("launch", "--workers", "2", script(here, cell))
+    code, output = paceline("launch", "--workers", "2", script(here, cell))
     assert code == 1
-    assert "  <cell 3>:1 cell" in message_of(said)
-    assert all(line.strip() for line in message_of(said))
+    assert "  <cell 3>:1 cell" in message_of(output)
+    assert all(line.strip() for line in message_of(output))
 
 
 def test_script_that_exits_is_reported_with_line_and_log(paceline: Say, here: Path) -> None:
     path = script(here, "if pace.worker == 1: raise SystemExit('no data today')")
-    code, said = paceline("launch", "--workers", "2", path)
+    code, output = paceline("launch", "--workers", "2", path)
     assert code == 1
     line = 1 + SETUP.splitlines().index("    FAULT")
-    first, last = message_of(said)
+    first, last = message_of(output)
     assert first.endswith(f"train.py:{line}: no data today")
     assert Path(last.rpartition(": ")[2]).name == "worker-1.log"
 
@@ -442,18 +442,18 @@ def test_script_that_never_connects_is_shown_the_four_lines(paceline: Say, here:
     (here / "alone.py").write_text(
         "import os, time\ntime.sleep(int(os.environ['RANK']) / 2)\nprint('trained alone')\n"
     )
-    code, said = paceline("launch", "--workers", "2", "alone.py")
+    code, output = paceline("launch", "--workers", "2", "alone.py")
     assert code == 2
-    assert said.count("trained alone") == 1
+    assert output.count("trained alone") == 1
     for line in ("paceline.connect()", "pace.prepare(", "pace.epochs(", "pace.step()"):
-        assert line in said
+        assert line in output
 
 
 def test_break_in_one_worker_ends_the_epoch_for_all(paceline: Say, here: Path) -> None:
     early = script(here, after="if pace.worker == 1: break")
-    code, said = paceline("launch", "--workers", "2", "--protocol", "async", early)
+    code, output = paceline("launch", "--workers", "2", "--protocol", "async", early)
     assert code == 0
-    assert "samples dropped" in said
+    assert "samples dropped" in output
 
 
 INF = "if step == 2 and pace.worker == 1: outputs = outputs * float('inf')"
@@ -464,19 +464,19 @@ def test_nonfinite_gradient_is_named(protocol: str, step: int, paceline: Say, he
     path = script(
         here, INF.replace("step == 2", f"step == {step}")
     )  # async guarantees one step each
-    code, said = paceline("launch", "--workers", "2", "--protocol", protocol, path)
+    code, output = paceline("launch", "--workers", "2", "--protocol", protocol, path)
     assert code == 1
-    assert f"worker 1: the gradient of 'weight' is not finite at step {step}" in said
-    assert "loss inf" in said
-    assert "--nonfinite skip" in said
+    assert f"worker 1: the gradient of 'weight' is not finite at step {step}" in output
+    assert "loss inf" in output
+    assert "--nonfinite skip" in output
 
 
 def test_nonfinite_updates_can_be_skipped(paceline: Say, here: Path) -> None:
     path = script(here, INF)
-    code, said = paceline(
+    code, output = paceline(
         "launch", "--workers", "2", "--nonfinite", "skip", "--run-dir", "run", path
     )
     assert code == 0
-    assert "all finite: True" in said
-    assert "updates           16" in said
-    assert "skipped           2 updates: a gradient was not finite" in said
+    assert "all finite: True" in output
+    assert "updates           16" in output
+    assert "skipped           2 updates: a gradient was not finite" in output

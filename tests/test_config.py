@@ -181,4 +181,4 @@ def test_named_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
     ],
 )
 def test_help_of_a_family_names_all_its_members(name: str, members: list[str]) -> None:
-    assert [one for one in members if one not in help_of(name)] == []
+    assert [member for member in members if member not in help_of(name)] == []

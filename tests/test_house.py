@@ -124,7 +124,7 @@ def _unreasoned(pattern: re.Pattern[str]) -> list[str]:
         f"{path.name}:{number}"
         for path in places
         for number, row in enumerate(path.read_text().splitlines(), 1)
-        if (found := pattern.search(row)) and not re.search(r"\w", found["why"])
+        if (result := pattern.search(row)) and not re.search(r"\w", result["why"])
     ]
 
 
@@ -196,8 +196,8 @@ def test_only_formats_use_untyped_values() -> None:
             if own.startswith("_") or own in MAY_HOLD_ANYTHING:
                 continue
             arguments = [*node.args.args, *node.args.kwonlyargs]
-            kinds = [one.annotation for one in arguments] + [node.returns]
-            words = " ".join(ast.unparse(one) for one in kinds if one is not None)
+            kinds = [argument.annotation for argument in arguments] + [node.returns]
+            words = " ".join(ast.unparse(kind) for kind in kinds if kind is not None)
             assert "dict[str, Any]" not in words, name
             assert "tuple[Any" not in words, name
 

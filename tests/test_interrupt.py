@@ -210,9 +210,9 @@ def test_ctrl_c_lets_an_evaluation_finish_and_the_script_save(here: Path) -> Non
 
 def test_ctrl_c_with_json_prints_a_summary(here: Path) -> None:
     (here / "train.py").write_text(INTERRUPTS_ITSELF)
-    said = json.loads(finish(begin("launch", "--json", script="train.py"), here / "run"))
-    assert said["ended"] == "interrupted"
-    assert said["updates"] == 8
+    report = json.loads(finish(begin("launch", "--json", script="train.py"), here / "run"))
+    assert report["ended"] == "interrupted"
+    assert report["updates"] == 8
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

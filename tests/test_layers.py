@@ -103,19 +103,19 @@ def imports_of(path: Path) -> list[tuple[str, int]]:
         for node in ast.walk(block)
     }
     package = ["paceline", *path.relative_to(ROOT).parts[:-1]]
-    found = []
+    results = []
     for node in ast.walk(tree):
         if node in only_types:
             continue
         if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno) for alias in node.names]
+            results += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             name = ".".join([*base, *([node.module] if node.module else [])])
-            found.append((name, node.lineno))
+            results.append((name, node.lineno))
             if name == "paceline":
-                found += [(f"paceline.{alias.name}", node.lineno) for alias in node.names]
-    return [(name, line) for name, line in found if name.startswith("paceline.")]
+                results += [(f"paceline.{alias.name}", node.lineno) for alias in node.names]
+    return [(name, line) for name, line in results if name.startswith("paceline.")]
 
 
 def test_imports_point_down() -> None:
@@ -153,8 +153,8 @@ def test_pure_core_imports_no_tensors_processes_or_clocks() -> None:
 def unknown_to(path: Path) -> list[str]:
     """The words of the sentence in a module's docstring that says what it must not know."""
     doc = " ".join((ast.get_docstring(tree_of(path)) or "").split())
-    found = re.search(r"must not know ([^.;:]*)", doc)
-    return re.split(r",? (?:or|nor) |, ", found[1]) if found else []
+    result = re.search(r"must not know ([^.;:]*)", doc)
+    return re.split(r",? (?:or|nor) |, ", result[1]) if result else []
 
 
 @functools.cache
@@ -191,8 +191,8 @@ def test_module_respects_its_must_not_know_sentence() -> None:
 
 
 def test_must_not_know_sentences_are_found() -> None:
-    found = [word for path in FILES for word in unknown_to(path) if word in WORDS]
-    assert len(found) > 100  # fails if this test no longer finds them
+    results = [word for path in FILES for word in unknown_to(path) if word in WORDS]
+    assert len(results) > 100  # fails if this test no longer finds them
 
 
 def test_folders_have_no_import_cycles() -> None:
@@ -201,7 +201,7 @@ def test_folders_have_no_import_cycles() -> None:
     for path in FILES:
         here = module_of(path).split(".")[0]
         parts = {name.split(".")[1] for name, _ in imports_of(path)} - {here}
-        graph.setdefault(here, set()).update(one for one in parts if (ROOT / one).is_dir())
+        graph.setdefault(here, set()).update(part for part in parts if (ROOT / part).is_dir())
     while leaves := {one for one, parts in graph.items() if not parts & graph.keys()}:
         graph = {one: parts for one, parts in graph.items() if one not in leaves}
     assert graph == {}
@@ -239,6 +239,6 @@ def test_names_imported_from_the_package_exist(folder: str) -> None:
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paceline."):
                 module = importlib.import_module(str(node.module))
-                for one in node.names:
-                    if not hasattr(module, one.name):
-                        importlib.import_module(f"{module.__name__}.{one.name}")
+                for name in node.names:
+                    if not hasattr(module, name.name):
+                        importlib.import_module(f"{module.__name__}.{name.name}")

@@ -58,14 +58,14 @@ def test_next_place_of_other_workers_is_computed(
 def _gone_through(passes: Passes, values: Sequence[int]) -> list[int]:
     """The values yielded by a loop over ``pace.epochs``."""
     first = passes.enter(values)
-    found = []
+    results = []
     for index in range(len(values) if first is None else first, len(values)):
         passes.arrive(passes.begin + index, values[index])
         passes.take()
-        found.append(values[index])
+        results.append(values[index])
     if first is not None:
         passes.arrive(passes.begin + len(values))
-    return found
+    return results
 
 
 AT_6 = ScriptPlace(6, 6, value=6, first=0)

@@ -42,11 +42,11 @@ def run(folder: Path, task: str = "tiny:WITH_BATCH_NORM", **settings: Any) -> Ru
 def test_replay_of_a_live_run_is_bitwise_equal(tmp_path: Path, protocol: str, task: str) -> None:
     """Push by push if the model keeps statistics, otherwise in rows."""
     live = run(tmp_path, f"tiny:{task}", protocol=protocol, delay=("exp:2ms",), slow=("0=2x",))
-    found = replay(live.folder)
-    assert found.difference == ""
-    assert found.is_model_equal is True
-    assert found.version == live.summary.updates
-    assert found.pushes == sum(1 for one in live.records if type(one).__name__ == "Handed")
+    result = replay(live.folder)
+    assert result.difference == ""
+    assert result.is_model_equal is True
+    assert result.version == live.summary.updates
+    assert result.pushes == sum(1 for record in live.records if type(record).__name__ == "Handed")
 
 
 @pytest.mark.parametrize(
@@ -68,16 +68,16 @@ def test_replay_of_a_live_run_is_bitwise_equal(tmp_path: Path, protocol: str, ta
 def test_replay_is_equal_on_every_path(tmp_path: Path, task: str, settings: dict[str, Any]) -> None:
     """Incomplete updates at the end of an epoch are rounded differently between peers."""
     live = run(tmp_path, f"tiny:{task}", **{"protocol": "full-sync", **settings})
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
 
 
 def test_replay_of_a_compiled_model_is_equal(tmp_path: Path) -> None:
     """Its file has the names of the original module, and only tensors."""
     live = run(tmp_path, "tiny:COMPILED", engine="inline", updates=4)
     assert set(live.state) == {"0.weight", "0.bias", "2.weight", "2.bias"}
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_replay_of_a_compiled_model_is_equal(tmp_path: Path) -> None:
 )
 def test_replay_under_a_staleness_rule_is_equal(tmp_path: Path, protocol: str, rule: str) -> None:
     live = run(tmp_path, protocol=protocol, staleness=rule, slow=("0=3x",), engine="inline")
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
     _edit(live, '"kind": ?"run"', lambda one: one.update(protocol=protocol), 0)
     assert not replay(live.folder).is_equal
 
@@ -100,9 +100,9 @@ def test_replay_under_a_staleness_rule_is_equal(tmp_path: Path, protocol: str, r
 @pytest.mark.parametrize("task", ["WITH_BATCH_NORM", "LAYERS"])
 def test_replay_under_the_distance_rule_is_equal(tmp_path: Path, task: str) -> None:
     live = run(tmp_path, f"tiny:{task}", staleness="distance:0.002", delay=("exp:5ms",))
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
-    assert [one for one in live.records if isinstance(one, Scaled) and one.scale < 1.0]
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
+    assert [record for record in live.records if isinstance(record, Scaled) and record.scale < 1.0]
     _edit(live, '"scaled"', lambda one: one.update(scale=one["scale"] / 2), 2)
     assert re.match(r"by push \d+: distance left \S+ of the push of member \d at version \d+, "
                     r"now \S+$", replay(live.folder).difference)  # fmt: skip
@@ -139,16 +139,16 @@ def test_replay_of_a_resumed_run_is_equal(
 ) -> None:
     """Stopped within an epoch or at its end; once or twice."""
     live = resumed(tmp_path, cuts, {}, task, protocol=protocol)
-    assert len([one for one in live.records if isinstance(one, Resumed)]) == len(cuts)
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
-    assert found.version == live.summary.updates
+    assert len([record for record in live.records if isinstance(record, Resumed)]) == len(cuts)
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
+    assert result.version == live.summary.updates
 
 
 def test_replay_of_a_resumed_run_between_peers_is_equal(tmp_path: Path) -> None:
     live = resumed(tmp_path, [3], {}, engine="local", workers=2, path="peers")
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
 
 
 def test_replay_of_a_run_resumed_in_flight_is_equal(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_replay_of_a_run_resumed_in_flight_is_equal(tmp_path: Path) -> None:
     every = {"protocol": "async", "checkpoint_every": "2 updates", "keep": 100}
     live = resumed(tmp_path, [], {}, **every, engine="local", workers=2, delay=("250ms",))
     checkpoints = live.folder / "checkpoints"
-    numbers = sorted(int(one.name) for one in checkpoints.iterdir() if one.name.isdigit())
+    numbers = sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdigit())
     versions = {
         one: CheckpointFolder(checkpoints).check(one).json("run.json")["version"] for one in numbers
     }
@@ -166,10 +166,10 @@ def test_replay_of_a_run_resumed_in_flight_is_equal(tmp_path: Path) -> None:
             (checkpoints / str(number) / "manifest.json").unlink()
     (checkpoints / "latest").unlink()
     live = _went_on(live)
-    (again,) = [one for one in live.records if isinstance(one, Resumed)]
+    (again,) = [record for record in live.records if isinstance(record, Resumed)]
     assert again.lost > 0
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
 
 
 def _went_on(live: Run) -> Run:
@@ -198,8 +198,8 @@ def test_unreplayable_resume_is_refused_by_name(
     with pytest.raises(ConfigError, match=rf"beyond version 3, where it was resumed: {words}.*"
                        r"; --until 3 replays it up to there$"):  # fmt: skip
         replay(live.folder)
-    found = replay(live.folder, until=3)
-    assert (found.version, found.difference) == (3, "")
+    result = replay(live.folder, until=3)
+    assert (result.version, result.difference) == (3, "")
 
 
 # -- differences -----------------------------------------------------------------------------------
@@ -216,14 +216,14 @@ def test_replay_of_a_run_with_killed_workers_is_equal(
     assert live.left == ["killed by signal 9"]
     header = '"kind": ?"run"'
     _edit(live, header, lambda one: one.update(program=f"task tiny:{name}"), 0)
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
 
 
 def test_stopped_run_is_replayed_to_its_end(tmp_path: Path) -> None:
     live = run(tmp_path, updates=7)
-    found = replay(live.folder)
-    assert (found.version, found.is_model_equal, found.difference) == (7, True, "")
+    result = replay(live.folder)
+    assert (result.version, result.is_model_equal, result.difference) == (7, True, "")
 
 
 def test_truncated_trace_is_equal_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -233,8 +233,8 @@ def test_truncated_trace_is_equal_as_far_as_it_goes(tmp_path: Path) -> None:
     pushed = max(i for i, line in enumerate(lines) if re.search('"kind": ?"pushed"', line))
     for number in range(pushed - 1, len(lines)):
         (live.folder / FILE_NAME).write_text("".join(lines[:number]))
-        found = replay(live.folder)
-        assert (found.difference, found.is_model_equal, found.is_equal) == ("", None, True)
+        result = replay(live.folder)
+        assert (result.difference, result.is_model_equal, result.is_equal) == ("", None, True)
 
 
 def test_replay_can_stop_at_any_version(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def _edit(live: Run, pattern: str, change: Any, number: int) -> None:
 def _late_and_others(live: Run) -> tuple[list[int], list[int]]:
     """The indices of late pushes, and of pushes that counted."""
     late = {one.ticket[:2] for one in live.every_order() if isinstance(one, Late)}
-    pushed = [one.fact.ticket[:2] for one in live.records if isinstance(one, Handed)]
+    pushed = [record.fact.ticket[:2] for record in live.records if isinstance(record, Handed)]
     places = range(len(pushed))
     return ([i for i in places if pushed[i] in late], [i for i in places if pushed[i] not in late])
 
@@ -274,13 +274,13 @@ def test_first_differing_loss_is_named(tmp_path: Path) -> None:
     _, counted = _late_and_others(live)
     for number in (counted[8], counted[5]):
         _edit(live, '"pushed"', lambda one: one.update(loss=one["loss"] + 1e-9), number)
-    found = replay(live.folder)
+    result = replay(live.folder)
     assert re.match(
         rf"push {counted[5] + 1} \(member \d, of version \d+, when the newest was \d+\): "
         r"loss \S+ recorded, \S+ now",
-        found.difference,
+        result.difference,
     )
-    assert not found.is_equal
+    assert not result.is_equal
 
 
 def test_loss_of_every_applied_push_is_compared(tmp_path: Path) -> None:
@@ -300,8 +300,8 @@ def test_late_push_is_not_replayed(tmp_path: Path) -> None:
     _beaten_push_arrives(live)
     late, _ = _late_and_others(live)
     assert late
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
 
 
 def _beaten_push_arrives(live: Run) -> None:
@@ -326,9 +326,9 @@ def test_first_differing_decision_is_named(tmp_path: Path) -> None:
         fields["leases"][0][2:] = [1, 13]
 
     _edit(live, '"grant"', other_lease, 6)
-    said = replay(live.folder).difference
-    assert "work for member" in said
-    assert "(samples 1-13); the replay decided work for member" in said
+    difference = replay(live.folder).difference
+    assert "work for member" in difference
+    assert "(samples 1-13); the replay decided work for member" in difference
 
 
 def test_differing_decision_without_tickets_is_named(tmp_path: Path) -> None:
@@ -360,8 +360,8 @@ def test_model_changed_afterwards_is_detected(tmp_path: Path) -> None:
     state = live.state
     state["out.weight"][0, 0] += 1e-12
     save_file(state, live.folder / "model.safetensors")
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal, found.is_equal) == ("", False, False)
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal, result.is_equal) == ("", False, False)
 
 
 def test_equal_nan_values_compare_equal(tmp_path: Path) -> None:
@@ -390,8 +390,8 @@ def test_settings_that_round_differently_are_refused_by_name(
 def test_settings_that_keep_every_bit_are_replayed(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    found = replay(run(tmp_path, engine="inline", updates=4, **settings).folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
+    result = replay(run(tmp_path, engine="inline", updates=4, **settings).folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,9 @@ def test_run_works_without_symlinks(monkeypatch: pytest.MonkeyPatch) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted", target, None, str(self))
 
     monkeypatch.setattr(Path, "symlink_to", refuse)
-    said = list[str]()
-    folder = claim(RunSettings(name="one"), "lenet", said.append)
-    assert said == ["runs/latest does not point to runs/one: Operation not permitted"]
+    messages = list[str]()
+    folder = claim(RunSettings(name="one"), "lenet", messages.append)
+    assert messages == ["runs/latest does not point to runs/one: Operation not permitted"]
     folder.discard([])
     folder.close()
     assert not RUNS.exists()
@@ -62,7 +62,7 @@ def test_files_of_others_stay_in_the_folder() -> None:
     (folder.path / "trace.jsonl").touch()
     folder.discard(["trace.jsonl", "theirs-too"])
     folder.close()
-    assert [one.name for one in Path("out").iterdir()] == ["theirs"]
+    assert [path.name for path in Path("out").iterdir()] == ["theirs"]
 
 
 def test_folder_holding_a_run_and_taken_name_are_refused() -> None:

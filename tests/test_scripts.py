@@ -51,11 +51,11 @@ def test_script_names_are_unique() -> None:
 
 @EACH
 def test_script_alone_equals_its_plain_twin(script: Script) -> None:
-    found = cell(script, PLAIN)
-    assert found.verdict != DIFFERS, found.words
+    result = cell(script, PLAIN)
+    assert result.verdict != DIFFERS, result.words
 
 
 @EACH
 def test_script_with_several_workers_is_right_or_refused(script: Script) -> None:
-    found = cell(script, SEVERAL[SCRIPTS.index(script) % len(SEVERAL)])
-    assert found.verdict != DIFFERS, found.words
+    result = cell(script, SEVERAL[SCRIPTS.index(script) % len(SEVERAL)])
+    assert result.verdict != DIFFERS, result.words

@@ -16,10 +16,10 @@ def _rule(name: str = "acc", **asked: object) -> StopRule:
 
 
 def _rules(*rules: StopRule) -> StopRules:
-    found = StopRules()
-    for one in rules:
-        assert found.add(one)
-    return found
+    result = StopRules()
+    for rule in rules:
+        assert result.add(rule)
+    return result
 
 
 def _reasons(rules: StopRules, values: list[float], name: str = "acc") -> list[str]:
@@ -28,8 +28,8 @@ def _reasons(rules: StopRules, values: list[float], name: str = "acc") -> list[s
 
 def test_reached_bound_ends_the_run() -> None:
     assert _reasons(_rules(_rule(above=0.9)), [0.5, 0.9]) == ["", "acc 0.9 reached 0.9"]
-    found = _reasons(_rules(_rule("loss", below=0.1)), [0.5, 0.05], "loss")
-    assert found == ["", "loss 0.05 came down to 0.1"]
+    result = _reasons(_rules(_rule("loss", below=0.1)), [0.5, 0.05], "loss")
+    assert result == ["", "loss 0.05 came down to 0.1"]
 
 
 def test_patience_counts_consecutive_evaluations_without_improvement() -> None:

@@ -116,8 +116,8 @@ def test_numeric_integral_equals_the_closed_form(text: str, k: int, p: int) -> N
 @pytest.mark.parametrize("shape", [0.5, 1.0, 3.0])
 def test_minimum_of_weibulls_is_a_weibull(shape: float) -> None:
     delay = parse_delay(f"weibull:{shape},1s")
-    wanted = 8 ** (-1 / shape) * math.gamma(1 + 1 / shape)
-    assert order_statistic_numeric_s(delay, 1, 8) == pytest.approx(wanted, rel=1e-6)
+    expected = 8 ** (-1 / shape) * math.gamma(1 + 1 / shape)
+    assert order_statistic_numeric_s(delay, 1, 8) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("text", ["lognormal:1,1s", "weibull:0.7,1s", "list:1s,2s,9s"])
@@ -129,11 +129,11 @@ def test_order_statistics_of_any_distribution_average_to_its_mean(text: str) -> 
 
 def test_maximum_of_four_erlangs_is_computed_by_sampling() -> None:
     # E[max] = integral of 1 - F^4, F(x) = 1 - e^-x (1 + x), computed as a sum.
-    wanted = sum(
+    expected = sum(
         0.001 * (1 - (1 - math.exp(-x) * (1 + x)) ** 4) for x in (i * 0.001 for i in range(40_000))
     )
-    found = order_statistic_numeric_s(parse_delay("exp:1s+exp:1s"), 4, 4)
-    assert found == pytest.approx(wanted, rel=0.01)
+    actual = order_statistic_numeric_s(parse_delay("exp:1s+exp:1s"), 4, 4)
+    assert actual == pytest.approx(expected, rel=0.01)
 
 
 def test_rates_of_different_workers_add_up() -> None:
