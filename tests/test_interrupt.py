@@ -113,7 +113,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def begin(*tokens: str, script: str = "", within: Sequence[str] = ()) -> "subprocess.Popen[str]":
+def start(*tokens: str, script: str = "", within: Sequence[str] = ()) -> "subprocess.Popen[str]":
     """Start the command line in its own process group; ``within``: run by this command."""
     tokens = (*tokens, "--workers", "2", "--run-dir", "run", *([script] if script else []))
     return subprocess.Popen(
@@ -180,7 +180,7 @@ def finish(
 def test_ctrl_c_leaves_complete_files_and_no_process(
     protocol: str, number: signal.Signals, here: Path
 ) -> None:
-    run = begin("train", "quadratic", "--epochs", "100000", "--protocol", protocol)
+    run = start("train", "quadratic", "--epochs", "100000", "--protocol", protocol)
     workers = wait_for_epoch(run)
     assert len(workers) >= 2
     run.send_signal(number)
@@ -192,7 +192,7 @@ def test_ctrl_c_leaves_complete_files_and_no_process(
 @pytest.mark.skipif(shutil.which("timeout") is None, reason="there is no command timeout here")
 def test_double_signal_of_timeout_stops_a_run_softly(here: Path) -> None:
     (here / "train.py").write_text(SLOW)
-    run = begin("launch", script="train.py", within=("timeout", "60"))
+    run = start("launch", script="train.py", within=("timeout", "60"))
     wait_for(run, here / "trains")
     time.sleep(0.3)
     run.terminate()  # as on a timeout: to the child, and then to its whole group
@@ -204,20 +204,20 @@ def test_double_signal_of_timeout_stops_a_run_softly(here: Path) -> None:
 
 def test_ctrl_c_lets_an_evaluation_finish_and_the_script_save(here: Path) -> None:
     (here / "train.py").write_text(INTERRUPTS_ITSELF)
-    out = finish(begin("launch", script="train.py"), here / "run")
+    out = finish(start("launch", script="train.py"), here / "run")
     assert out.count("evaluated (64.0, 64.0)") == 1
 
 
 def test_ctrl_c_with_json_prints_a_summary(here: Path) -> None:
     (here / "train.py").write_text(INTERRUPTS_ITSELF)
-    report = json.loads(finish(begin("launch", "--json", script="train.py"), here / "run"))
+    report = json.loads(finish(start("launch", "--json", script="train.py"), here / "run"))
     assert report["ended"] == "interrupted"
     assert report["updates"] == 8
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_before_the_first_step_leaves_nothing(number: signal.Signals, here: Path) -> None:
-    run = begin("train", "quadratic", "--json", "--epochs", "100000")
+    run = start("train", "quadratic", "--json", "--epochs", "100000")
     while not psutil.Process(run.pid).children():  # until it starts workers
         assert run.poll() is None
     started = psutil.Process(run.pid).children()
@@ -235,7 +235,7 @@ def test_ctrl_c_before_the_first_step_leaves_nothing(number: signal.Signals, her
 def test_children_of_a_killed_worker_end_with_it(here: Path) -> None:
     """Workers of a DataLoader check only every five seconds whether their parent lives."""
     (here / "train.py").write_text(FORKS)
-    run = begin("launch", "--protocol", "async", script="train.py")
+    run = start("launch", "--protocol", "async", script="train.py")
     wait_for(run, here / "forked")
     own, *forked = [psutil.Process(int(pid)) for pid in (here / "forked").read_text().split()]
     assert len(forked) == 2
@@ -248,7 +248,7 @@ def test_children_of_a_killed_worker_end_with_it(here: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no parent-death signal")
 def test_no_process_is_left_after_the_launcher_is_killed(here: Path) -> None:
     (here / "train.py").write_text(FORKS)
-    run = begin("launch", "--protocol", "async", script="train.py")
+    run = start("launch", "--protocol", "async", script="train.py")
     wait_for(run, here / "forked")
     forked = [psutil.Process(int(pid)) for pid in (here / "forked").read_text().split()]
     everybody = {*psutil.Process(run.pid).children(recursive=True), *forked}

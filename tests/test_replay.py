@@ -165,14 +165,14 @@ def test_replay_of_a_run_resumed_in_flight_is_equal(tmp_path: Path) -> None:
         if number > inside:
             (checkpoints / str(number) / "manifest.json").unlink()
     (checkpoints / "latest").unlink()
-    live = _went_on(live)
+    live = _resume(live)
     (again,) = [record for record in live.records if isinstance(record, Resumed)]
     assert again.lost > 0
     result = replay(live.folder)
     assert (result.difference, result.is_model_equal) == ("", True)
 
 
-def _went_on(live: Run) -> Run:
+def _resume(live: Run) -> Run:
     flags = resolve({"resume": str(live.folder), "device": "cpu"}, env={}, is_call=True)
     summary = launch_run(TaskProgram(task="tiny:WITH_BATCH_NORM"), adopt(flags), QuietObserver())
     assert summary is not None

@@ -16,13 +16,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def made(**settings: str) -> RunFolder:
+def claimed(**settings: str) -> RunFolder:
     return make_folder(RunSettings(**settings), "lenet")  # type: ignore[arg-type]
 
 
 def test_latest_points_back_when_the_newest_run_is_refused() -> None:
-    first = made(name="first")
-    second = made(name="second")
+    first = claimed(name="first")
+    second = claimed(name="second")
     assert (RUNS / "latest").resolve() == second.path.resolve()
     second.discard([])
     second.close()
@@ -32,8 +32,8 @@ def test_latest_points_back_when_the_newest_run_is_refused() -> None:
 
 
 def test_latest_stays_with_a_run_started_after_a_refused_one() -> None:
-    first = made(name="first")
-    second, third = made(name="second"), made(name="third")
+    first = claimed(name="first")
+    second, third = claimed(name="second"), claimed(name="third")
     second.discard([])
     second.close()
     assert (RUNS / "latest").resolve() == third.path.resolve()
@@ -57,7 +57,7 @@ def test_run_works_without_symlinks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_files_of_others_stay_in_the_folder() -> None:
-    folder = made(run_dir="out")
+    folder = claimed(run_dir="out")
     (folder.path / "theirs").touch()
     (folder.path / "trace.jsonl").touch()
     folder.discard(["trace.jsonl", "theirs-too"])
@@ -69,23 +69,23 @@ def test_folder_holding_a_run_and_taken_name_are_refused() -> None:
     Path("out").mkdir()
     (Path("out") / "trace.jsonl").touch()
     with pytest.raises(ConfigError, match="already holds a run"):
-        made(run_dir="out")
-    made(name="one").close()
+        claimed(run_dir="out")
+    claimed(name="one").close()
     with pytest.raises(ConfigError, match="exists already; choose another --name"):
-        made(name="one")
+        claimed(name="one")
     with pytest.raises(ConfigError, match="is not empty"):
         fresh_folder("compare", Path("out"))
 
 
 def test_refused_run_leaves_the_lock_to_a_later_one() -> None:
-    first = made(run_dir="out")
+    first = claimed(run_dir="out")
     assert first.hold() is None
     (Path("out") / "theirs").touch()
     first.discard([])
-    second = made(run_dir="out")
+    second = claimed(run_dir="out")
     assert second.hold() is None
     first.close()
-    third = made(run_dir="out")
+    third = claimed(run_dir="out")
     with pytest.raises(ConfigError, match="another run is at work"):
         third.hold()
     third.close()
@@ -93,7 +93,7 @@ def test_refused_run_leaves_the_lock_to_a_later_one() -> None:
 
 
 def test_partial_files_are_removed_on_claim_and_on_close() -> None:
-    folder = made(run_dir="out")
+    folder = claimed(run_dir="out")
     half = Path("out") / ".best.safetensors.0123abcd.part"
     half.touch()
     assert folder.hold() is None
@@ -104,9 +104,9 @@ def test_partial_files_are_removed_on_claim_and_on_close() -> None:
 
 
 def test_folder_is_held_by_one_run_at_a_time() -> None:
-    first = made(run_dir="out")
+    first = claimed(run_dir="out")
     assert first.hold() is None
-    second = made(run_dir="out", resume="auto")
+    second = claimed(run_dir="out", resume="auto")
     with pytest.raises(ConfigError, match="another run is at work"):
         second.hold()
     first.close()

@@ -33,7 +33,7 @@ def test_refusal_counts_only_if_announced_with_its_message() -> None:
     assert cell(Script(sgd, refused=everywhere("anything", is_sure=False)), TWO) == Cell(RIGHT)
 
 
-def for_ever(record: Record) -> None:
+def never_ends(record: Record) -> None:
     """Never ends."""
     for number in itertools.count():
         record.noted.facts["numbers"] = [network()[0].weight * number]
@@ -41,7 +41,7 @@ def for_ever(record: Record) -> None:
 
 def test_script_that_does_not_end_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "LIMIT_S", 0.2)
-    assert "did not end within 0.2 s" in cell(Script(for_ever), PLAIN).words
+    assert "did not end within 0.2 s" in cell(Script(never_ends), PLAIN).words
 
 
 def test_script_names_are_unique() -> None:

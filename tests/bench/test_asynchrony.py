@@ -25,7 +25,7 @@ def wait() -> None:
     time.sleep(CALL_S)
 
 
-def measured(calls: int) -> Asynchrony:
+def measured_times(calls: int) -> Asynchrony:
     backend = QueueBackend(wait, "a wait of 2 ms", depth=16)
     try:
         return measure_backend(backend, calls)
@@ -34,7 +34,7 @@ def measured(calls: int) -> Asynchrony:
 
 
 def test_blocking_and_queued_times_match_the_formulas() -> None:
-    result = measured(60)
+    result = measured_times(60)
     t1_s, t2_s, t3_s = result.t1.mean_s, result.t2.mean_s, result.t3.mean_s
     assert result.blocking_predicted_s == pytest.approx(60 * (t1_s + t2_s + t3_s))
     parts = result.parts  # queued, each part has a t1 and a t3 of its own
@@ -47,7 +47,7 @@ def test_blocking_and_queued_times_match_the_formulas() -> None:
 
 
 def test_measured_queue_depth_is_the_real_depth() -> None:
-    assert measured(10).depth == 16
+    assert measured_times(10).depth == 16
 
 
 def test_cpu_operation_takes_longer_than_queueing_it() -> None:
@@ -72,7 +72,7 @@ def test_bench_async_reports_calls_depth_and_chapter(say: Say) -> None:
 
 def test_cpu_report_says_that_queueing_changes_nothing() -> None:
     toy = numpy_and_torch(torch.device("cpu"), num_rounds=1)
-    text = "\n".join(render_asynchrony(measured(10), toy, "cpu"))
+    text = "\n".join(render_asynchrony(measured_times(10), toy, "cpu"))
     for word in (
         "n (t1 + t2 + t3)",
         "10 (t1 + t3) + n busy",

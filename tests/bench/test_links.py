@@ -22,7 +22,7 @@ from paceline.collectives.ring_search import find_rings
 Say = Callable[[str], tuple[int, str, str]]
 
 
-def made_up(cores: tuple[int, ...], fast: set[tuple[int, int]]) -> MeasuredLinks:
+def fake_links(cores: tuple[int, ...], fast: set[tuple[int, int]]) -> MeasuredLinks:
     """The pairs run at 8 GB/s, all others at 1; loopback at a tenth of that."""
     return MeasuredLinks(
         num_bytes=1 << 24,
@@ -39,7 +39,7 @@ def made_up(cores: tuple[int, ...], fast: set[tuple[int, int]]) -> MeasuredLinks
 
 
 def test_ring_uses_the_fast_pairs() -> None:
-    result = made_up((0, 2, 4, 6), {(0, 4), (4, 2), (2, 6), (6, 0)})
+    result = fake_links((0, 2, 4, 6), {(0, 4), (4, 2), (2, 6), (6, 0)})
     lines = render_links(result)
     assert lines[1] == "NUMA nodes: 0: cores 0,2, 1: cores 4,6"
     assert lines.count("  0 - 4 - 2 - 6") == 2

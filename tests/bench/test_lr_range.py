@@ -32,7 +32,7 @@ Say = Callable[[str], tuple[int, str, str]]
 RAMP = LrRamp(spec="quadratic", lowest=1e-4, highest=10.0, updates=101)
 
 
-def measured(loss: Callable[[float], float], ramp: LrRamp = RAMP) -> LrRange:
+def measured_range(loss: Callable[[float], float], ramp: LrRamp = RAMP) -> LrRange:
     """The measurement if the loss were this function of the logarithm of the rate."""
     rates = [ramp.rate(version) for version in range(ramp.updates)]
     return LrRange(
@@ -74,7 +74,7 @@ def test_loss_is_paired_with_the_rate_of_its_update(monkeypatch: pytest.MonkeyPa
 
 
 def test_advised_rate_is_where_the_loss_falls_fastest() -> None:
-    result = measured(cliff)
+    result = measured_range(cliff)
     assert result.rates[result.steepest] == pytest.approx(0.01, rel=0.15)
     assert result.advised == pytest.approx(0.01, rel=0.15)
     assert result.rises is not None
@@ -86,14 +86,14 @@ def test_advised_rate_is_where_the_loss_falls_fastest() -> None:
 
 
 def test_rate_near_the_lowest_loss_is_not_advised() -> None:
-    result = measured(lambda place: 2.0 - max(0.0, place + 1.0) ** 2 if place < 0.3 else 9.0)
+    result = measured_range(lambda place: 2.0 - max(0.0, place + 1.0) ** 2 if place < 0.3 else 9.0)
     assert result.advised is not None
     assert result.advised <= result.rates[result.lowest] / 2.9
     assert "a third of that" in result.reason
 
 
 def test_no_rate_is_advised_if_the_loss_does_not_fall() -> None:
-    result = measured(lambda place: 2.0)
+    result = measured_range(lambda place: 2.0)
     assert result.advised is None
     assert render_range(result)[-1] == (
         "the loss does not fall between 0.0001 and 10: try a higher --highest, more --updates, or "
@@ -105,7 +105,7 @@ def test_no_rate_is_advised_if_the_loss_does_not_fall() -> None:
 @pytest.mark.parametrize(("made", "fewer"), [(20, ", or use --updates 20"), (8, "")])
 def test_report_names_the_rates_a_short_script_did_not_try(made: int, fewer: str) -> None:
     def cut(loss: Callable[[float], float]) -> LrRange:
-        found = measured(loss)
+        found = measured_range(loss)
         return replace(found, rates=found.rates[:made], losses=found.losses[:made], cut_after=made)
 
     over = f"the script's loop ended after {made} of 101 updates: give it more epochs"
@@ -115,12 +115,12 @@ def test_report_names_the_rates_a_short_script_did_not_try(made: int, fewer: str
     words = f"; higher rates than {last} were not tried, since {over}{fewer}"
     assert falling.reason.endswith(words)
     assert range_json(falling)["cut_after"] == made
-    risen = replace(measured(cliff), cut_after=90)
+    risen = replace(measured_range(cliff), cut_after=90)
     assert "not tried" not in risen.reason  # the loss has risen again, so nothing is unknown
 
 
 def test_plot_labels_powers_of_ten() -> None:
-    text = draw_range(measured(cliff))
+    text = draw_range(measured_range(cliff))
     ElementTree.fromstring(text)
     for words in (">0.0001<", ">0.01<", ">1<", ">10<", "learning rate", "advised: "):
         assert words in text

@@ -32,7 +32,7 @@ QUESTION = ScalingQuestion(task="quadratic", workers=(2, 4), batch_size=8, round
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -41,7 +41,9 @@ def sample(step_s: float, workers: int, mini_batch_size: int) -> ScalingSample:
     return ScalingSample(workers * mini_batch_size / step_s, 1.0 / step_s, (step_s,) * 9)
 
 
-def made_up(question: ScalingQuestion, steps_s: dict[str, float]) -> Callable[..., ScalingSample]:
+def fake_measure(
+    question: ScalingQuestion, steps_s: dict[str, float]
+) -> Callable[..., ScalingSample]:
     """Replaces runs by the step time of a row's label; the second round is 10 % slower."""
     count = dict.fromkeys(steps_s, 0)
 
@@ -66,7 +68,7 @@ STEPS_S = {
 
 def test_speedup_and_efficiency_follow_from_known_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round that is slow for all rows changes no ratio."""
-    monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, STEPS_S))
+    monkeypatch.setattr(scaling, "_measure", fake_measure(QUESTION, STEPS_S))
     monkeypatch.setattr(scaling, "num_cores", lambda: 2)
     messages: list[str] = []
     result = measure_scaling(QUESTION, messages.append)
@@ -94,7 +96,7 @@ def test_speedup_and_efficiency_follow_from_known_times(monkeypatch: pytest.Monk
 
 def test_interrupt_returns_the_rows_measured_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     stops = {**STEPS_S, "4 workers, weak": -1.0}
-    monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, stops))
+    monkeypatch.setattr(scaling, "_measure", fake_measure(QUESTION, stops))
     with pytest.raises(Interrupted) as caught:
         measure_scaling(QUESTION)
     result = caught.value.summary
@@ -103,7 +105,7 @@ def test_interrupt_returns_the_rows_measured_so_far(monkeypatch: pytest.MonkeyPa
     assert render_scaling(result)[-1].startswith("interrupted in round 1 of 2")
     ElementTree.fromstring(draw_scaling(result))
     first = {**STEPS_S, "2 workers, weak": -1.0}
-    monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, first))
+    monkeypatch.setattr(scaling, "_measure", fake_measure(QUESTION, first))
     with pytest.raises(KeyboardInterrupt) as alone:
         measure_scaling(QUESTION)
     assert not isinstance(alone.value, Interrupted)
@@ -112,7 +114,7 @@ def test_interrupt_returns_the_rows_measured_so_far(monkeypatch: pytest.MonkeyPa
 def test_two_measurements_in_one_second_use_separate_folders(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    measure = made_up(QUESTION, STEPS_S)
+    measure = fake_measure(QUESTION, STEPS_S)
 
     def kept(*arguments: object) -> ScalingSample:
         *_, folder = arguments
@@ -130,7 +132,7 @@ def test_two_measurements_in_one_second_use_separate_folders(
 def test_measurement_without_a_run_leaves_no_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, {**STEPS_S, "1 worker": -1.0}))
+    monkeypatch.setattr(scaling, "_measure", fake_measure(QUESTION, {**STEPS_S, "1 worker": -1.0}))
     with pytest.raises(KeyboardInterrupt):
         measure_scaling(QUESTION)
     assert not list((tmp_path / "runs").iterdir())
@@ -140,7 +142,7 @@ def test_ideal_curve_is_a_multiple_of_one_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The axis of workers is logarithmic, so the curve is no straight line."""
-    monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, dict.fromkeys(STEPS_S, 0.010)))
+    monkeypatch.setattr(scaling, "_measure", fake_measure(QUESTION, dict.fromkeys(STEPS_S, 0.010)))
     drawn: list[tuple[Curve, ...]] = []
     monkeypatch.setattr(
         scaling, "draw_chart", lambda title, words, parts: drawn.extend(p.curves for p in parts)

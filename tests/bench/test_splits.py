@@ -40,7 +40,7 @@ def price(name: str, step_s: float | None, why: str = "") -> SplitPrice:
     return SplitPrice(name=name, step_s=step_s, sent_bytes=64, memory_bytes=4096, why=why)
 
 
-def made_up(monkeypatch: pytest.MonkeyPatch, steps_s: dict[str, float]) -> list[str]:
+def fake_runs(monkeypatch: pytest.MonkeyPatch, steps_s: dict[str, float]) -> list[str]:
     """Replaces runs: one of two workers does 3/4 of the other's work; returns what ran."""
     prices = (
         price("none", 0.004), price("data", 0.003), price("network", None, "nine are odd"),
@@ -65,7 +65,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, steps_s: dict[str, float]) -> list[
 
 
 def test_known_runs_are_listed_beside_their_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = made_up(monkeypatch, {"none": 0.010, "data": 0.020, "network": 0.030})
+    ran = fake_runs(monkeypatch, {"none": 0.010, "data": 0.020, "network": 0.030})
     result = measure_splits(QUESTION)
     assert ran == ["none", "data", "network", "data", "network", "none"]
     rows = {one.split: one for one in result.rows}
@@ -92,7 +92,7 @@ def test_known_runs_are_listed_beside_their_predictions(monkeypatch: pytest.Monk
 def test_refused_run_gets_a_row_and_is_not_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ran = made_up(monkeypatch, {"none": 0.010, "data": -1.0, "network": 0.030})
+    ran = fake_runs(monkeypatch, {"none": 0.010, "data": -1.0, "network": 0.030})
     result = measure_splits(QUESTION)
     assert ran.count("data") == 1
     assert "data: data is not possible" in render_live_splits(result)
@@ -100,12 +100,12 @@ def test_refused_run_gets_a_row_and_is_not_retried(
 
 
 def test_interrupt_returns_the_rows_measured_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    made_up(monkeypatch, {"none": 0.010, "data": 0.0, "network": 0.030})
+    fake_runs(monkeypatch, {"none": 0.010, "data": 0.0, "network": 0.030})
     with pytest.raises(Interrupted) as caught:
         measure_splits(QUESTION)
     assert caught.value.summary.fastest == "none"
     assert "interrupted in round 1 of 2: data" in render_live_splits(caught.value.summary)
-    made_up(monkeypatch, {"none": 0.0})
+    fake_runs(monkeypatch, {"none": 0.0})
     with pytest.raises(KeyboardInterrupt) as alone:
         measure_splits(QUESTION)
     assert not isinstance(alone.value, Interrupted)

@@ -29,7 +29,7 @@ def _model(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def nobody_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the neighbour processes where a test does not need them: each takes seconds to start."""
     monkeypatch.setattr(split_costs, "neighbours", lambda *_: nullcontext())
 
@@ -42,7 +42,7 @@ def test_model_is_cut_and_plotted(say: Say, tmp_path: Path) -> None:
     assert (tmp_path / "cut.svg").read_text().startswith("<svg")
 
 
-@pytest.mark.usefixtures("nobody_beside")
+@pytest.mark.usefixtures("no_neighbours")
 def test_slow_worker_gets_fewer_layers_and_json_is_documented(say: Say) -> None:
     line = f"partition five_small_layers:layers -n 4 {SMALL}"
     code, out, err = say(f"{line} --json --speeds 1,1,1,0.5 --schedule gpipe")
@@ -55,7 +55,7 @@ def test_slow_worker_gets_fewer_layers_and_json_is_documented(say: Say) -> None:
         assert f"`{name}`" in section, name
 
 
-@pytest.mark.usefixtures("nobody_beside")
+@pytest.mark.usefixtures("no_neighbours")
 def test_too_many_cuts_to_try_are_reported(say: Say) -> None:
     speeds = ",".join(str(1 + i / 10) for i in range(12))
     line = f"partition five_small_layers:twelve -n 12 {SMALL} --json"

@@ -14,7 +14,7 @@ def line(fixed_s: float, s_per_byte: float) -> dict[int, list[float]]:
     }
 
 
-def found(
+def crossings_of(
     times: dict[str, dict[int, list[float]]], costs: dict[str, tuple[float, float]]
 ) -> list[Crossing]:
     def predicted(name: str, size: int) -> float:
@@ -26,7 +26,7 @@ def found(
 
 def test_crossing_is_found_with_its_predicted_size() -> None:
     times = {"tree": line(100e-6, 4e-9), "ring": line(300e-6, 1e-9)}
-    (one,) = found(times, {"tree": (100e-6, 4e-9), "ring": (300e-6, 1e-9)})
+    (one,) = crossings_of(times, {"tree": (100e-6, 4e-9), "ring": (300e-6, 1e-9)})
     assert (one.below, one.above) == ("tree", "ring")
     assert one.predicted_bytes == pytest.approx(200e-6 / 3e-9, rel=0.05)
     assert one.measured_bytes == pytest.approx(200e-6 / 3e-9, rel=0.3)  # four sizes, interpolated
@@ -40,22 +40,25 @@ def test_crossing_is_found_with_its_predicted_size() -> None:
 )
 def test_prediction_is_near_within_a_factor_of_2(ring: tuple[float, float], is_near: bool) -> None:
     times = {"tree": line(100e-6, 4e-9), "ring": line(300e-6, 1e-9)}
-    (one,) = found(times, {"tree": (100e-6, 4e-9), "ring": ring})
+    (one,) = crossings_of(times, {"tree": (100e-6, 4e-9), "ring": ring})
     assert one.is_near is is_near
 
 
 def test_crossing_must_be_clear_at_both_ends() -> None:
     costs = {"one": (100e-6, 4e-9), "other": (300e-6, 1e-9)}
-    assert found({"one": line(100e-6, 1e-9), "other": line(105e-6, 0.9e-9)}, costs) == []
-    assert found({"one": line(100e-6, 1e-9), "other": line(300e-6, 1e-9)}, costs) == []
-    assert found({"one": line(100e-6, 1e-9)}, costs) == []
+    assert crossings_of({"one": line(100e-6, 1e-9), "other": line(105e-6, 0.9e-9)}, costs) == []
+    assert crossings_of({"one": line(100e-6, 1e-9), "other": line(300e-6, 1e-9)}, costs) == []
+    assert crossings_of({"one": line(100e-6, 1e-9)}, costs) == []
 
 
 def test_single_deviating_block_makes_no_crossing() -> None:
     """Of two collectives with equal messages, one always has the faster median."""
     one, other = line(100e-6, 4e-9), line(300e-6, 1e-9)
     one[SIZES[0]][2] = 400e-6
-    assert found({"one": one, "other": other}, {"one": (1e-4, 4e-9), "other": (3e-4, 1e-9)}) == []
+    assert (
+        crossings_of({"one": one, "other": other}, {"one": (1e-4, 4e-9), "other": (3e-4, 1e-9)})
+        == []
+    )
 
 
 def test_grid_is_sorted_and_has_whole_elements() -> None:

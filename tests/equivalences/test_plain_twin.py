@@ -61,7 +61,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Any) -> Non
     optimizer.step()
 
 
-def by_paceline(which: str) -> None:
+def run_by_paceline(which: str) -> None:
     pace = paceline.connect()
     model, optimizer, loader = pace.prepare(*make(which))
     for _ in pace.epochs(EPOCHS):
@@ -77,7 +77,7 @@ def seed(number: int) -> None:
     np.random.seed(number & 0xFFFFFFFF)
 
 
-def plainly(which: str) -> dict[str, Any]:
+def run_plainly(which: str) -> dict[str, Any]:
     model, optimizer, loader = make(which)
     for epoch in range(EPOCHS):
         order = paceline.epoch_order(loader, SEED, epoch)
@@ -100,7 +100,7 @@ def test_run_of_one_worker_equals_its_plain_twin(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run_script(SCRIPT, tmp_path, which, workers=1, engine=engine, seed=SEED)
-    actual, expected = torch.load(tmp_path / f"{which}.pt"), plainly(which)
+    actual, expected = torch.load(tmp_path / f"{which}.pt"), run_plainly(which)
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
@@ -129,4 +129,4 @@ def test_epoch_order_is_that_of_the_run_and_draws_no_numbers() -> None:
 if __name__ == "__main__":
     import sys
 
-    by_paceline(sys.argv[1])
+    run_by_paceline(sys.argv[1])

@@ -19,15 +19,15 @@ def layers(seconds: float) -> WorkGraph:
     return chain("abcd", seconds=[seconds] * 4, num_bytes=0, parameter_bytes=8)
 
 
-def of(graphs: dict[int, WorkGraph]) -> list[MicroBatches]:
+def micro_batches_of(graphs: dict[int, WorkGraph]) -> list[MicroBatches]:
     """Numbers of equal micro-batches."""
     return [MicroBatches(num, graph) for num, graph in graphs.items()]
 
 
 def test_number_of_micro_batches_with_the_shortest_step_is_chosen() -> None:
-    result = fastest_cut(of({2: layers(1.0), 4: layers(0.5)}), PIPELINE, CORES)
+    result = fastest_cut(micro_batches_of({2: layers(1.0), 4: layers(0.5)}), PIPELINE, CORES)
     assert result.micro_batches == 4
-    slow = fastest_cut(of({2: layers(1.0), 4: layers(0.9)}), PIPELINE, CORES)
+    slow = fastest_cut(micro_batches_of({2: layers(1.0), 4: layers(0.9)}), PIPELINE, CORES)
     assert slow.micro_batches == 2
     assert slow.seconds == pytest.approx(slow.placement.step_s)
 
@@ -39,7 +39,7 @@ def test_every_worker_gets_parameters() -> None:
     graph = replace(graph, nodes=(*graph.nodes[:2], *bare))
     setting = replace(PIPELINE, micro_batches=2)
     assert any(not part.parameter_bytes for part in best_cut(graph, setting, CORES).placement.parts)
-    cut = fastest_cut(of({2: graph}), PIPELINE, CORES).placement
+    cut = fastest_cut(micro_batches_of({2: graph}), PIPELINE, CORES).placement
     assert all(part.parameter_bytes for part in cut.parts)
 
 
@@ -49,11 +49,11 @@ def test_worker_may_get_no_parameters_if_memory_requires_it() -> None:
     bare = [replace(node, parameter_bytes=0, num_layers=0) for node in graph.nodes[2:]]
     graph = replace(graph, nodes=(*graph.nodes[:2], *bare))
     roomy = Pipeline(workers=workers(3), micro_batches=2)
-    held = fastest_cut(of({2: graph}), roomy, CORES).placement.memory_bytes
+    held = fastest_cut(micro_batches_of({2: graph}), roomy, CORES).placement.memory_bytes
     alone = place(graph, roomy, [0, 1, 2, 2]).memory_bytes
     assert alone < held
     tight = Pipeline(workers=workers(3, memory_bytes=alone), micro_batches=2)
-    result = fastest_cut(of({2: graph}), tight, CORES).placement
+    result = fastest_cut(micro_batches_of({2: graph}), tight, CORES).placement
     assert result.memory_bytes <= alone
 
 

@@ -97,7 +97,7 @@ def ported(path: Path, folder: Path) -> tuple[Path, CheckResult]:
     return copy, verdict
 
 
-def alone(script: Path, folder: Path) -> dict[str, Tensor]:
+def run_alone(script: Path, folder: Path) -> dict[str, Tensor]:
     """The result of a script under plain ``python``."""
     folder.mkdir(exist_ok=True)
     worker.start_context(None, Context())  # type: ignore[arg-type]
@@ -129,8 +129,8 @@ def test_ported_plain_script_computes_the_same(name: str, tmp_path: Path) -> Non
     script, verdict = ported(HERE / "plain" / f"{name}.py", tmp_path)
     assert verdict.added == ADDED[name]
     actual, expected = (
-        alone(script, tmp_path / "new"),
-        alone(twin(name, tmp_path), tmp_path / "old"),
+        run_alone(script, tmp_path / "new"),
+        run_alone(twin(name, tmp_path), tmp_path / "old"),
     )
     assert actual.keys() == expected.keys()
     assert all(torch.equal(actual[key], expected[key]) for key in expected)
@@ -141,7 +141,7 @@ def test_ported_accelerate_script_computes_the_same(name: str, tmp_path: Path) -
     pytest.importorskip("accelerate")
     path = HERE / "accelerate" / f"{name}.py"
     script, _ = ported(path, tmp_path)
-    actual, expected = alone(script, tmp_path / "new"), alone(path, tmp_path / "old")
+    actual, expected = run_alone(script, tmp_path / "new"), run_alone(path, tmp_path / "old")
     assert all(torch.equal(actual[key], expected[key]) for key in expected)
 
 
@@ -181,7 +181,7 @@ def test_two_workers_compute_the_same_as_one(
     text = (HERE / "plain" / f"{name}.py").read_text().replace("shuffle=True", "shuffle=False")
     plain = tmp_path / "plain.py"
     plain.write_text(text)
-    expected = alone(plain, tmp_path / "old")
+    expected = run_alone(plain, tmp_path / "old")
     (tmp_path / "from").mkdir()
     path = tmp_path / "from" / f"{name}.py"
     path.write_text(text)

@@ -30,7 +30,7 @@ for it in range(9):
 """
 
 
-def found(text: str) -> list[tuple[str, bool]]:
+def noted_collections(text: str) -> list[tuple[str, bool]]:
     script = SourceTree(text)
     loop = next(node for node in script.nodes if isinstance(node, cst.For))
     return [(one.name, one.is_visible) for one in leftovers(Flow(script), loop)]
@@ -38,7 +38,7 @@ def found(text: str) -> list[tuple[str, bool]]:
 
 @pytest.mark.parametrize("end", ["kept.clear()", "del kept[:]", "kept = []", "kept = list()"])
 def test_collection_cleared_at_the_end_of_an_iteration_is_noted(end: str) -> None:
-    assert found(SCRIPT.replace("END", end)) == [("kept", True)]
+    assert noted_collections(SCRIPT.replace("END", end)) == [("kept", True)]
 
 
 @pytest.mark.parametrize(
@@ -51,20 +51,20 @@ def test_collection_cleared_at_the_end_of_an_iteration_is_noted(end: str) -> Non
     ],
 )
 def test_collection_kept_or_cleared_earlier_is_not_noted(old: str, new: str) -> None:
-    assert found(SCRIPT.replace(old, new).replace("END", "kept.clear()")) == []
+    assert noted_collections(SCRIPT.replace(old, new).replace("END", "kept.clear()")) == []
 
 
 def test_local_collection_of_a_function_is_not_noted() -> None:
     own = "def draw():\n    own = []\n    own.append(1)\n    own.clear()\n"
     text = SCRIPT.replace("END", "pass").replace("def draw():\n", own)
-    assert found(text) == []
+    assert noted_collections(text) == []
 
 
 def test_collection_renamed_by_a_function_is_noted_but_not_edited() -> None:
     text = SCRIPT.replace("END", "rest(kept)").replace(
         "for it", "def rest(these):\n    these.append(0)\n    these.clear()\n\n\nfor it"
     )
-    assert found(text) == [("these", False)]
+    assert noted_collections(text) == [("these", False)]
 
 
 DIVIDED = """\

@@ -18,7 +18,7 @@ def model() -> nn.Module:
     return nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
 
 
-def made() -> Measuring:
+def make_measuring() -> Measuring:
     return Measuring(model(), inputs, torch.get_num_threads(), None)
 
 
@@ -27,7 +27,7 @@ def pieces(one: Measuring, micro_batch: int, batch: int) -> tuple[TracedModel, G
 
 
 def test_pieces_sum_to_the_time_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = made()
+    one = make_measuring()
     traced, graph_at = pieces(one, 4, 32)
     taken = {2: 1.0, 4: 1.5, 8: 2.5, 32: 8.0}
     monkeypatch.setattr(one, "_update_s", taken.__getitem__)
@@ -44,7 +44,7 @@ def test_pieces_sum_to_the_time_of_the_whole(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_slow_batch_is_extrapolated_linearly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "_MEASURED_S", 0.0)  # so the smallest is as large as can be
-    one = made()
+    one = make_measuring()
     _, graph_at = pieces(one, 4, 64)
     monkeypatch.setattr(measuring, "_WHOLE_S", 0.0)
     asked = list[int]()
@@ -63,7 +63,7 @@ def test_extrapolation_uses_larger_batches_than_two_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The weights of a large model take all the time there; the next two sizes extrapolate."""
-    one, taken = made(), {1: 0.3, 2: 0.5, 4: 0.55, 8: 0.6, 16: 0.8, 32: 1.2, 64: 2.0}
+    one, taken = make_measuring(), {1: 0.3, 2: 0.5, 4: 0.55, 8: 0.6, 16: 0.8, 32: 1.2, 64: 2.0}
     monkeypatch.setattr(one, "_once_s", taken.__getitem__)
     monkeypatch.setattr(one, "_update_s", taken.__getitem__)
     monkeypatch.setattr(measuring, "_WHOLE_S", 1.5)
@@ -75,7 +75,7 @@ def test_extrapolation_uses_larger_batches_than_two_samples(
 
 
 def test_model_that_takes_no_time_has_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = made()
+    one = make_measuring()
     _, graph_at = pieces(one, 2, 8)
     still: WorkGraph = graph_at(8).scaled(0.0)
     assert still.alone_s == 0.0
@@ -84,7 +84,7 @@ def test_model_that_takes_no_time_has_a_graph(monkeypatch: pytest.MonkeyPatch) -
 
 def test_measuring_leaves_the_model_unchanged() -> None:
     torch.manual_seed(3)
-    one, before = made(), torch.get_rng_state()
+    one, before = make_measuring(), torch.get_rng_state()
     pieces(one, 2, 8)
     one.alone_s(8)
     assert torch.equal(before, torch.get_rng_state())

@@ -22,7 +22,7 @@ from paceline.trace import FILE_NAME, Trace
 WORK_S, EXCHANGE_S, APPLY_S, FACTOR = 0.003, 0.002, 0.0005, 2.0
 
 
-def written(
+def written_profile(
     folder: Path, missed: int = 0, engine: str = "local", *, pause_s: float = 0.0,
     more: bool = True, batch_size: int = 0,
 ) -> Profile:  # fmt: skip
@@ -70,7 +70,7 @@ def written(
 
 @pytest.mark.parametrize("missed", [0, 3])
 def test_requested_delays_are_removed_and_the_rest_separated(tmp_path: Path, missed: int) -> None:
-    result = written(tmp_path, missed)
+    result = written_profile(tmp_path, missed)
     for worker in range(2):
         assert statistics.fmean(result.work_s[worker]) == pytest.approx(WORK_S, abs=2e-6)
         assert statistics.fmean(result.exchange_s[worker]) == pytest.approx(EXCHANGE_S, abs=2e-5)
@@ -80,7 +80,7 @@ def test_requested_delays_are_removed_and_the_rest_separated(tmp_path: Path, mis
 
 @pytest.mark.parametrize(("more", "share"), [(True, 1.0), (False, 0.9)])
 def test_pause_between_epochs_is_measured(tmp_path: Path, *, more: bool, share: float) -> None:
-    result = written(tmp_path, pause_s=2.0, more=more)
+    result = written_profile(tmp_path, pause_s=2.0, more=more)
     assert result.pause_s == pytest.approx(2.0 * share, abs=1e-5)
     assert result.machine(2, 2).pause_s == result.pause_s
     assert statistics.fmean(result.exchange_s[0]) == pytest.approx(EXCHANGE_S, abs=2e-5)
@@ -109,7 +109,7 @@ def test_steps_of_oversubscribed_workers_are_scaled_to_one_core(tmp_path: Path) 
     assert run.mean_update_s() == pytest.approx(0.020, rel=0.01)
 
 
-def threaded(folder: Path, workers: int, threads: int, device: str = "cpu") -> Profile:
+def threaded_profile(folder: Path, workers: int, threads: int, device: str = "cpu") -> Profile:
     """The profile of a run on 2 cores, 10 ms per step, all workers at the same time."""
     trace = Trace(folder / FILE_NAME)
     trace.header(
@@ -134,7 +134,7 @@ def threaded(folder: Path, workers: int, threads: int, device: str = "cpu") -> P
 def test_step_of_several_threads_uses_as_many_cores(
     tmp_path: Path, threads: int, device: str, update_s: float
 ) -> None:
-    assert threaded(tmp_path, 1, threads, device).mean_step_s == pytest.approx(0.01)
+    assert threaded_profile(tmp_path, 1, threads, device).mean_step_s == pytest.approx(0.01)
     run = TimingRun(parse("full-sync", 2), World(like=tmp_path).conditions(2)).run(50)
     assert run.mean_update_s() == pytest.approx(update_s, rel=0.01)
 
@@ -142,7 +142,7 @@ def test_step_of_several_threads_uses_as_many_cores(
 def test_steps_of_oversubscribed_threads_are_scaled_to_own_cores(
     tmp_path: Path,
 ) -> None:
-    assert threaded(tmp_path, 2, 2).mean_step_s == pytest.approx(0.005)
+    assert threaded_profile(tmp_path, 2, 2).mean_step_s == pytest.approx(0.005)
     run = TimingRun(parse("full-sync", 2), World(like=tmp_path).conditions(2)).run(50)
     assert run.mean_update_s() == pytest.approx(0.01, rel=0.01)
     with pytest.raises(ConfigError, match="2 threads each, more than --cores 1; use a run"):
@@ -163,13 +163,13 @@ def test_profile_of_too_few_steps_is_refused(tmp_path: Path) -> None:
 
 
 def test_times_reported_by_workers_are_used_without_grants(tmp_path: Path) -> None:
-    result = written(tmp_path, engine="inline")
+    result = written_profile(tmp_path, engine="inline")
     assert result.push_s == pytest.approx(0.004)
     assert result.apply_s == 0.0
 
 
 def test_world_like_a_run_keeps_its_stragglers_unless_overridden(tmp_path: Path) -> None:
-    written(tmp_path)
+    written_profile(tmp_path)
     same = World(like=tmp_path).conditions(2)
     assert [one.text for one in same.delays] == ["exp:10ms", "exp:10ms"]
     assert same.slow == {1: 2.0}
@@ -184,7 +184,7 @@ def test_world_like_a_run_keeps_its_stragglers_unless_overridden(tmp_path: Path)
 
 def test_forecast_notes_another_batch_size_than_the_run(tmp_path: Path) -> None:
     """Two workers shared a batch of 8: four would have 2 each, not 4."""
-    written(tmp_path, batch_size=8)
+    written_profile(tmp_path, batch_size=8)
     like = World(like=tmp_path)
     same, more = forecast("full-sync", 2, like, 40), forecast("full-sync", 4, like, 40)
     assert (same.mini_batch_size, same.samples_per_update, same.note) == (4, 8, "")
@@ -201,7 +201,7 @@ def test_forecast_notes_another_batch_size_than_the_run(tmp_path: Path) -> None:
 def test_fewer_workers_keep_only_their_own_stragglers(
     tmp_path: Path,
 ) -> None:
-    written(tmp_path)  # worker 1 is slow
+    written_profile(tmp_path)  # worker 1 is slow
     assert World(like=tmp_path).conditions(1).slow == {}
     with pytest.raises(ConfigError, match="there is no worker 1"):
         World(like=tmp_path, slow=("1=2x",)).conditions(1)
@@ -210,7 +210,7 @@ def test_fewer_workers_keep_only_their_own_stragglers(
 def test_likely_range_widens_with_drift_of_computing_time(
     tmp_path: Path,
 ) -> None:
-    written(tmp_path)
+    written_profile(tmp_path)
     result = World(like=tmp_path, delay=("0ms",)).conditions(2)
     assert result.machine is not None
     assert result.machine.drift.relative < 1e-3  # all made-up steps take the same time
@@ -233,7 +233,7 @@ def test_likely_range_widens_with_drift_of_computing_time(
 
 
 def test_likely_range_needs_a_profile_and_enough_updates(tmp_path: Path) -> None:
-    written(tmp_path)
+    written_profile(tmp_path)
     assert forecast("async", 2, World(delay=("exp:1s",)), 100).time_likely_s is None
     like = World(like=tmp_path)
     assert forecast("async", 2, like, 39).time_likely_s is None

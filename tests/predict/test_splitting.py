@@ -23,7 +23,7 @@ FLOATS = (InputShape((16,), torch.float32),)
 
 
 @pytest.fixture(autouse=True)
-def nobody_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start no neighbour processes; test_neighbours.py tests them."""
     monkeypatch.setattr(split_costs, "neighbours", lambda *_: nullcontext())
 

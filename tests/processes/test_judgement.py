@@ -42,7 +42,7 @@ def process(pid: int, parent: int = 1, **changed: object) -> Process:
     return Process(**{**usual, **changed})  # type: ignore[arg-type]
 
 
-def seen(*processes: Process, leaderless: bool = False) -> ProcessSnapshot:
+def snapshot_of(*processes: Process, leaderless: bool = False) -> ProcessSnapshot:
     shells = () if leaderless else (SHELL,)
     return ProcessSnapshot(
         processes=(INIT, *shells, LOOKER, *processes), own=60, owner=OWNER, namespace=HERE
@@ -90,7 +90,7 @@ ORPHANS = {
 @pytest.mark.parametrize("orphan", ORPHANS.values(), ids=[*ORPHANS])
 def test_dependent_process_without_its_parent_is_a_ghost(orphan: Process) -> None:
     reaper = process(2, parent=1, command=("python", "/init.py"), has_torch=False)
-    snapshot = seen(reaper, orphan)
+    snapshot = snapshot_of(reaper, orphan)
     assert ghost_pids(snapshot) == {101}
     assert [one.pid for one, _ in choose(snapshot, for_s=LOOK_S).targets] == [101]
     judged = {one.process.pid: one for one in judge(snapshot, LOOK_S)}
@@ -155,7 +155,7 @@ def test_at_least_thirty_bystanders_are_covered() -> None:
 
 @pytest.mark.parametrize("bystander", BYSTANDERS.values(), ids=[*BYSTANDERS])
 def test_bystander_is_not_ended(bystander: Process) -> None:
-    snapshot = seen(SCRIPT, bystander)
+    snapshot = snapshot_of(SCRIPT, bystander)
     assert choose(snapshot, for_s=LOOK_S).targets == ()
     assert all(one.condition is not Condition.GHOST for one in judge(snapshot, LOOK_S))
 
@@ -166,7 +166,7 @@ def test_unrelated_child_of_a_ghost_is_not_ended(bystander: Process) -> None:
     ghost = process(100, command=SPAWN)
     begun = replace(bystander, parent=100)
     is_part = role_of(begun) in (Role.LOADER_WORKER, Role.SPAWNED, Role.FORKED)
-    targets = {one.pid for one, _ in choose(seen(ghost, begun), for_s=LOOK_S).targets}
+    targets = {one.pid for one, _ in choose(snapshot_of(ghost, begun), for_s=LOOK_S).targets}
     foreign = begun.owner != OWNER or begun.namespace != HERE
     assert targets == ({100, 101} if is_part and not foreign else {100})
 
@@ -176,7 +176,7 @@ def test_parts_of_a_ghost_are_ghosts() -> None:
     loader = process(102, parent=101, **LOADER, used_s=0.9)
     grandchild = process(103, parent=102, is_forked=True, group=100, used_s=0.9)
     sleeper = process(104, parent=101, exe="/bin/sleep", command=("sleep", "9"), has_torch=False)
-    assert ghost_pids(seen(rank, loader, grandchild, sleeper)) == {101, 102, 103}
+    assert ghost_pids(snapshot_of(rank, loader, grandchild, sleeper)) == {101, 102, 103}
 
 
 LIVING = {
@@ -210,18 +210,18 @@ def test_loader_worker_of_a_fork_server_is_no_ghost() -> None:
     words = ("python", "-c", "from multiprocessing.forkserver import main; main(5, 6, [])")
     server = process(101, parent=100, has_torch=False, command=words)
     loader = process(102, parent=101, command=words, **{**LOADER, "group": 100})
-    assert ghost_pids(seen(SCRIPT, server, loader)) == set()
+    assert ghost_pids(snapshot_of(SCRIPT, server, loader)) == set()
 
 
 def test_process_that_started_later_is_not_the_parent() -> None:
     """Its number was reused by another process that runs the same program."""
     later = process(100, start_ticks=500)
-    assert has_lost_parent(process(101, parent=100, **LOADER), seen(later))
+    assert has_lost_parent(process(101, parent=100, **LOADER), snapshot_of(later))
 
 
 def test_no_process_is_idle_without_a_second_look() -> None:
     forked = process(101, is_forked=True, group=100)
-    assert ghosts(seen(forked), 0.0) == {}
+    assert ghosts(snapshot_of(forked), 0.0) == {}
 
 
 def test_naming_a_notebook_selects_only_it_and_its_parts() -> None:
@@ -229,18 +229,20 @@ def test_naming_a_notebook_selects_only_it_and_its_parts() -> None:
     loader = process(101, parent=100, **LOADER, command=kernel.command)
     shell = process(102, parent=100, exe="/bin/bash", command=("bash",), has_torch=False)
     orphan = process(103, **LOADER)
-    chosen = choose(seen(kernel, loader, shell, orphan), (100,), LOOK_S)
+    chosen = choose(snapshot_of(kernel, loader, shell, orphan), (100,), LOOK_S)
     assert {one.pid for one, _ in chosen.targets} == {100, 101}
     assert chosen.refused == ()
 
 
 def test_process_adopted_by_init_is_no_part_of_init() -> None:
-    snapshot = seen(process(101, **LOADER), SCRIPT, process(102, parent=100, **LOADER))
+    snapshot = snapshot_of(process(101, **LOADER), SCRIPT, process(102, parent=100, **LOADER))
     assert choose(snapshot, (1,), LOOK_S).targets == ()
     shell = process(100, exe="/bin/bash", has_torch=False, devices=("/dev/nvidia0",))
-    assert choose(seen(shell, process(103, parent=100, **LOADER)), (100,), LOOK_S).targets == ()
+    assert (
+        choose(snapshot_of(shell, process(103, parent=100, **LOADER)), (100,), LOOK_S).targets == ()
+    )
     adopted = process(103, parent=100, is_forked=True, exe="/opt/other/python3")
-    chosen = choose(seen(SCRIPT, adopted), (100,), LOOK_S)
+    chosen = choose(snapshot_of(SCRIPT, adopted), (100,), LOOK_S)
     assert [one.pid for one, _ in chosen.targets] == [100]
 
 
@@ -257,7 +259,7 @@ def test_process_adopted_by_init_is_no_part_of_init() -> None:
     ],
 )
 def test_protected_process_is_refused_even_by_number(named: int, why: str) -> None:
-    snapshot = seen(
+    snapshot = snapshot_of(
         process(102, has_torch=False),
         process(103, owner=7),
         process(104, namespace="pid:[2]"),
@@ -282,7 +284,7 @@ def test_processes_of_a_job_are_grouped_under_their_leader() -> None:
     agent = process(100, parent=50, command=("python", "-m", "torch.distributed.run", "t.py"))
     ranks = [process(pid, parent=100, **{**RANK, "session": pid}) for pid in (101, 102)]
     loader = process(103, parent=101, **LOADER)
-    judged = judge(seen(agent, *ranks, loader), LOOK_S)
+    judged = judge(snapshot_of(agent, *ranks, loader), LOOK_S)
     assert {judgement.leader for judgement in judged} == {100}
     assert [judgement.role for judgement in judged] == [
         Role.LAUNCHER, Role.RANK, Role.RANK, Role.LOADER_WORKER

@@ -129,7 +129,7 @@ def made(tmp_path: Path) -> Iterator[Made]:
     making.close()
 
 
-def comes(is_there: Callable[[], bool]) -> bool:
+def becomes_true(is_there: Callable[[], bool]) -> bool:
     """Whether the condition becomes true within a time limit."""
     end_s = time.monotonic() + 20.0
     while not is_there() and time.monotonic() < end_s:
@@ -151,7 +151,7 @@ def quiet(_: str) -> None:
 
 def test_all_ghosts_are_ended_and_no_bystander(made: Made) -> None:
     pids = {name: made.begin(code)[0] for name, code in GHOSTS.items()}
-    assert comes(lambda: sum(is_stopped(pid) for pid in pids.values()) == 2)
+    assert becomes_true(lambda: sum(is_stopped(pid) for pid in pids.values()) == 2)
     bystanders = [made.keep(subprocess.Popen(["sleep", "600"], text=True)) for _ in range(24)]
     for code in (
         "say(os.getpid()); rest()",
@@ -193,7 +193,7 @@ def test_process_started_by_torchelastic_is_a_rank(
     )  # fmt: skip
     try:
         (pid,) = ranks.pids().values()
-        assert comes(lambda: look().by_pid[pid].has_torch)
+        assert becomes_true(lambda: look().by_pid[pid].has_torch)
         assert role_of(look().by_pid[pid]).value == "rank"
     finally:
         ranks.close()
@@ -341,7 +341,7 @@ def test_loader_worker_of_a_killed_script_is_a_ghost(tmp_path: Path) -> None:
             assert worker.key not in ghosts(look())
             training.kill()
             training.wait()
-            assert comes(lambda: worker.key in ghosts(look()))
+            assert becomes_true(lambda: worker.key in ghosts(look()))
             (answer,) = end([worker], 10.0, quiet)
             assert answer.is_over
         finally:

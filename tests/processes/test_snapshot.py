@@ -24,7 +24,7 @@ STAT = (
 )
 
 
-def put(
+def write_process(
     root: Path,
     pid: int,
     *,
@@ -73,7 +73,7 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "uptime").write_text("100.0 50.0")
     (tmp_path / "proc" / "self").symlink_to("9")
-    put(tmp_path, 9, command="python\0-m\0paceline\0ps")
+    write_process(tmp_path, 9, command="python\0-m\0paceline\0ps")
     return tmp_path
 
 
@@ -83,7 +83,7 @@ TORCH = "7f00-7f01 r-xp 0 8:1 1 /v/lib/libtorch_cpu.so\n"
 @linux
 def test_command_devices_and_files_of_a_process_are_read(root: Path) -> None:
     shared = "7f02-7f03 rw-s 0 0:1 2 /memfd:paceline (deleted)\n7f04-7f05 rw-s 0 0:1 3 /dev/shm/a\n"
-    put(
+    write_process(
         root, 20, parent=9, maps=TORCH + shared, flags=0x40, name="pt_(data) worker",
         environ="X=1\0TORCHELASTIC_ERROR_FILE=/tmp/elastic/attempt_0/1/error.json", links={
             "fd/3": "/dev/nvidia0", "fd/4": "socket:[777]", "fd/5": "socket:[778]",
@@ -112,7 +112,7 @@ def test_child_of_a_rank_in_its_own_session_is_no_rank(root: Path) -> None:
     environ = "TORCHELASTIC_ERROR_FILE=/tmp/elastic/attempt_0/1/error.json"
     (root / "tmp" / "elastic" / "attempt_0").mkdir(parents=True)
     for pid in (30, 20):
-        put(root, pid, maps=TORCH, environ=environ, session=pid)
+        write_process(root, pid, maps=TORCH, environ=environ, session=pid)
     by_pid = look(root).by_pid
     assert by_pid[20].rank_s is not None
     assert by_pid[30].rank_s is None
@@ -121,7 +121,7 @@ def test_child_of_a_rank_in_its_own_session_is_no_rank(root: Path) -> None:
 @linux
 @pytest.mark.parametrize("named", ["/tmp/gone/attempt_0/0/error.json", "", "none"])
 def test_process_without_a_rank_folder_is_no_rank(root: Path, named: str) -> None:
-    put(root, 20, maps=TORCH, environ=f"TORCHELASTIC_ERROR_FILE={named}")
+    write_process(root, 20, maps=TORCH, environ=f"TORCHELASTIC_ERROR_FILE={named}")
     assert look(root).by_pid[20].rank_s is None
 
 
@@ -133,19 +133,19 @@ def pipe(root: Path, pid: int, number: int, flags: str) -> None:
 
 @linux
 def test_pipe_is_dead_if_nobody_holds_its_other_end(root: Path) -> None:
-    put(root, 20, maps=TORCH)
+    write_process(root, 20, maps=TORCH)
     pipe(root, 20, 3, "0100000")
     assert look(root).by_pid[20].dead_pipes == 1
-    put(root, 21, maps=TORCH)
+    write_process(root, 21, maps=TORCH)
     pipe(root, 21, 4, "0100001")
     assert look(root).by_pid[20].dead_pipes == 0
 
 
 @linux
 def test_pipes_are_not_judged_if_a_process_is_unreadable(root: Path) -> None:
-    put(root, 20, maps=TORCH)
+    write_process(root, 20, maps=TORCH)
     pipe(root, 20, 3, "0100000")
-    put(root, 21)
+    write_process(root, 21)
     (root / "proc" / "21" / "ns" / "pid").unlink()
     snapshot = look(root)
     assert (snapshot.unread, snapshot.by_pid[20].dead_pipes) == (1, 0)
@@ -154,15 +154,15 @@ def test_pipes_are_not_judged_if_a_process_is_unreadable(root: Path) -> None:
 @linux
 def test_dead_standard_output_is_no_evidence(root: Path) -> None:
     """Its other end may belong to another user: cron, a terminal."""
-    put(root, 20, maps=TORCH)
+    write_process(root, 20, maps=TORCH)
     pipe(root, 20, 1, "0100001")
     assert look(root).by_pid[20].dead_pipes == 0
 
 
 @linux
 def test_other_users_processes_and_zombies_are_not_read(root: Path) -> None:
-    put(root, 20, owner=7, maps=TORCH)
-    put(root, 21, state="Z", maps=TORCH)
+    write_process(root, 20, owner=7, maps=TORCH)
+    write_process(root, 21, state="Z", maps=TORCH)
     snapshot = look(root)
     assert not any(snapshot.by_pid[pid].has_torch for pid in (20, 21))
     assert judge(snapshot) == []
@@ -176,7 +176,7 @@ def test_process_that_ends_meanwhile_is_left_out(root: Path) -> None:
 
 @linux
 def test_python_process_holding_a_device_counts_as_training(root: Path) -> None:
-    put(root, 20, links={"fd/3": "/dev/nvidia0"})
+    write_process(root, 20, links={"fd/3": "/dev/nvidia0"})
     assert role_of(look(root).by_pid[20]) is Role.SCRIPT
 
 
@@ -205,7 +205,7 @@ def test_device_memory_is_reported_only_on_the_host(root: Path) -> None:
     host = ProcessSnapshot(processes=(), own=9, owner=1000, namespace="pid:[4026531836]")
     assert device_memory(host, source) == {20: 3 << 30}
     assert device_memory(replace(host, namespace="pid:[4026532000]", by_pid={}), source) == {}
-    put(root, 20, maps=TORCH, links={"fd/3": "/dev/nvidia0"})
+    write_process(root, 20, maps=TORCH, links={"fd/3": "/dev/nvidia0"})
     listed = Listing(judged=tuple(judge(look(root))), device_bytes={20: 3 << 30})
     assert "nvidia0 3.0 GiB" in "\n".join(render_listed(listed))
     assert listed.to_json()["processes"][0]["device_bytes"] == 3 << 30

@@ -11,7 +11,7 @@ from paceline.simulation.agenda import Agenda, AgendaChange
 EACH_S = Conditions(delays=(parse_delay("1s"), parse_delay("3s")))
 
 
-def begun(conditions: Conditions) -> Agenda:
+def started_agenda(conditions: Conditions) -> Agenda:
     """An agenda with two workers, each at work on one step."""
     agenda = Agenda(conditions)
     for _ in range(2):
@@ -23,7 +23,7 @@ def begun(conditions: Conditions) -> Agenda:
 
 
 def test_pushes_arrive_in_time_order() -> None:
-    agenda = begun(EACH_S)
+    agenda = started_agenda(EACH_S)
     assert agenda.next() == (1.0, Ticket(0, 0, 0))
     assert agenda.end(0, 1.0) == 1.0
     agenda.begin([Ticket(0, 1, 0)], [1], 1.0)
@@ -31,13 +31,13 @@ def test_pushes_arrive_in_time_order() -> None:
 
 
 def test_cancelled_push_never_arrives() -> None:
-    agenda = begun(EACH_S)
+    agenda = started_agenda(EACH_S)
     assert agenda.end(0, 0.25, is_called_off=True) == 0.25
     assert agenda.next() == (3.0, Ticket(1, 0, 0))
 
 
 def test_absent_worker_is_not_counted_as_present() -> None:
-    agenda = begun(EACH_S)
+    agenda = started_agenda(EACH_S)
     agenda.end(1, 0.5, is_called_off=True)
     agenda.leave(1, 0.5)
     assert agenda.seconds_there(2.0) == 2.5

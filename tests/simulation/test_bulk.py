@@ -37,7 +37,7 @@ def runs(draw: Any) -> tuple[str, Conditions]:
     return text, Conditions(delays=delays, slow=slow, seed=draw(st.integers(0, 99)))
 
 
-def equal(counts: Counts, others: Counts) -> None:
+def assert_equal_counts(counts: Counts, others: Counts) -> None:
     for field in counts.__slots__:
         assert getattr(counts, field) == pytest.approx(getattr(others, field), rel=1e-9), field
 
@@ -57,7 +57,7 @@ def test_bulk_driver_equals_event_by_event_simulation(
     for driver in (many, one):
         driver.advance(first + more)
         driver.counts.there_s = driver.there_s(driver.counts.times_s[-1])
-    equal(many.counts, one.counts)
+    assert_equal_counts(many.counts, one.counts)
 
 
 @pytest.mark.parametrize("text", ["k-batch-async:7", "k-async:50", "k-batch-sync:150", "k-sync:3"])
@@ -68,7 +68,7 @@ def test_bulk_driver_handles_one_much_faster_worker(text: str) -> None:
     assert many is not None
     for driver in (many, one):
         driver.advance(60)
-    equal(many.counts, one.counts)
+    assert_equal_counts(many.counts, one.counts)
 
 
 @pytest.mark.parametrize("name", RHYTHMIC)
@@ -83,7 +83,7 @@ def test_bulk_driver_handles_more_steps_than_it_holds(
     assert many is not None
     for driver in (many, one):
         driver.advance(200)
-    equal(many.counts, one.counts)
+    assert_equal_counts(many.counts, one.counts)
 
 
 def test_heavy_tail_draws_only_the_steps_needed() -> None:
@@ -96,7 +96,7 @@ def test_heavy_tail_draws_only_the_steps_needed() -> None:
     assert isinstance(many, bulk._Chains)
     for driver in (many, one):
         driver.advance(3000)
-    equal(many.counts, one.counts)
+    assert_equal_counts(many.counts, one.counts)
     assert sum(map(len, many._ahead)) < 20_000
 
 

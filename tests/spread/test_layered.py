@@ -87,7 +87,7 @@ class Tied(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
-def made(make: Callable[[], nn.Module]) -> nn.Module:
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
     """Always the same values; made by one thread, since the generator is global."""
     with torch.random.fork_rng():
         torch.manual_seed(2)
@@ -118,7 +118,7 @@ def spread(ranks: Ranks, model: nn.Module, x: Tensor) -> tuple[ColumnModel, torc
 )
 def test_twenty_steps_equal_those_on_one_device(make: Callable[[], nn.Module], size: int) -> None:
     x, rows = inputs_for(make, 20 * 4 * size), 4 * size
-    start = made(make)
+    start = seeded(make)
     whole = copy.deepcopy(start)
     plain = optimizer_for(whole)
     for step in range(20):
@@ -189,7 +189,7 @@ def test_random_numbers_differ_only_in_divided_channels() -> None:
 
 
 def test_evaluation_disables_dropout() -> None:
-    x, start = inputs_for(alexnet, 8), made(lambda: alexnet(0.5))
+    x, start = inputs_for(alexnet, 8), seeded(lambda: alexnet(0.5))
 
     def work(ranks: Ranks) -> tuple[bool, Tensor]:
         model = copy.deepcopy(start)
@@ -208,7 +208,7 @@ def test_evaluation_disables_dropout() -> None:
 
 def test_worker_may_have_fewer_rows_or_none() -> None:
     x = inputs_for(mlp, 12)
-    start = made(mlp)
+    start = seeded(mlp)
     whole = copy.deepcopy(start)
     (whole(x[:5]).sin().mean() * 0.5).backward()  # of 4 samples per lease
 
@@ -230,7 +230,7 @@ def test_worker_may_have_fewer_rows_or_none() -> None:
 
 
 def test_reading_divided_parameters_is_refused_by_name() -> None:
-    x, start = inputs_for(mlp, 8), made(mlp)
+    x, start = inputs_for(mlp, 8), seeded(mlp)
 
     def work(ranks: Ranks) -> str:
         model = copy.deepcopy(start)
@@ -264,7 +264,7 @@ def test_indivisible_models_are_refused(make: Callable[[], nn.Module], words: st
 
 
 def test_unequal_gradients_from_outside_the_model_are_refused() -> None:
-    x, start = inputs_for(mlp, 8), made(mlp)
+    x, start = inputs_for(mlp, 8), seeded(mlp)
 
     def work(ranks: Ranks) -> str:
         model, count = copy.deepcopy(start), [0]
@@ -300,7 +300,7 @@ class Words(nn.Module):
 
 
 def test_outputs_with_several_rows_per_sample_are_assigned() -> None:
-    x, start = inputs_for(mlp, 8), made(Words)
+    x, start = inputs_for(mlp, 8), seeded(Words)
     whole = copy.deepcopy(start)
     whole(x)[0].sin().mean().backward()
 
@@ -333,7 +333,7 @@ def test_layer_with_weight_hooks_is_not_divided() -> None:
 
 
 def test_columns_freeze_with_their_parameters() -> None:
-    x, start = inputs_for(mlp, 8), made(mlp)
+    x, start = inputs_for(mlp, 8), seeded(mlp)
 
     def work(ranks: Ranks) -> list[bool]:
         model = copy.deepcopy(start)

@@ -788,7 +788,7 @@ def test_penalty_on_shards_without_a_mini_batch_is_refused(stage: int) -> None:
     assert "in this update worker 1 has no mini-batch whose loss gives these to its part" in second
 
 
-def by_side(model: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
+def loss_with_layer_output(model: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
     """A loss that also uses the output of a layer."""
     seen: list[Tensor] = []
     handle = model.get_submodule("blocks.0").register_forward_hook(lambda *a: seen.append(a[2]))
@@ -809,7 +809,7 @@ def sharded(ranks: Ranks, model: nn.Module, stage: int, inputs: Any) -> ShardedM
 def test_shard_gradients_are_weighted_for_any_backward_call(stage: int) -> None:
     whole, (_, inputs) = in_own_random(Attending), model_and_inputs()
     given = [[one[:4], one[4:8]] for one in inputs]
-    losses = [by_side(whole, *(one[i] for one in given)) for i in range(2)]
+    losses = [loss_with_layer_output(whole, *(one[i] for one in given)) for i in range(2)]
     (torch.stack(losses).sum() / 2).backward()
     x = inputs[0][:4].clone().requires_grad_()
     loss_of(whole(x, inputs[1][:4])).backward(inputs=[x])
@@ -818,7 +818,7 @@ def test_shard_gradients_are_weighted_for_any_backward_call(stage: int) -> None:
         model, rank = copy.deepcopy(whole), ranks.everyone.rank
         model.zero_grad()
         made = sharded(ranks, model, stage, inputs)
-        by_side(model, *(one[rank] for one in given)).backward()
+        loss_with_layer_output(model, *(one[rank] for one in given)).backward()
         made.come_to_end()
         grads = {
             name: (made.starts[name], None if one.grad is None else one.grad.clone())

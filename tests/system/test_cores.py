@@ -9,7 +9,7 @@ from paceline.system.control_groups import control_groups
 from paceline.system.processors import num_cores
 
 
-def mounted(root: Path) -> Path:
+def mount_cgroups(root: Path) -> Path:
     groups = root / "sys" / "fs" / "cgroup"
     groups.mkdir(parents=True)
     return groups
@@ -19,14 +19,14 @@ def mounted(root: Path) -> Path:
     ("text", "wanted"), [("100000 100000", 1), ("50000 100000", 1), ("max 100000", None)]
 )
 def test_cgroup_v2_quota_limits_cores(tmp_path: Path, text: str, wanted: int | None) -> None:
-    groups = mounted(tmp_path)
+    groups = mount_cgroups(tmp_path)
     (groups / "cpu.max").write_text(text)
     assert num_cores(tmp_path) == (wanted or len(os.sched_getaffinity(0)))
 
 
 @pytest.mark.parametrize(("quota_us", "wanted"), [("100000", 1), ("-1", None)])
 def test_cgroup_v1_quota_limits_cores(tmp_path: Path, quota_us: str, wanted: int | None) -> None:
-    groups = mounted(tmp_path)
+    groups = mount_cgroups(tmp_path)
     (groups / "cpu").mkdir()
     (groups / "cpu" / "cpu.cfs_quota_us").write_text(quota_us)
     (groups / "cpu" / "cpu.cfs_period_us").write_text("100000")
@@ -48,7 +48,7 @@ def test_cgroup_v1_quota_limits_cores(tmp_path: Path, quota_us: str, wanted: int
 def test_quota_of_a_nested_group_limits_cores(
     tmp_path: Path, line: str, folder: str, files: dict[str, str]
 ) -> None:
-    groups, own = mounted(tmp_path), tmp_path / "proc" / "self" / "cgroup"
+    groups, own = mount_cgroups(tmp_path), tmp_path / "proc" / "self" / "cgroup"
     own.parent.mkdir(parents=True)
     path = line.rpartition(":")[2].lstrip("/")
     (groups / ("cpu" if "cpu" in line else "") / path).mkdir(parents=True)
@@ -66,7 +66,7 @@ def test_affinity_limits_cores_without_control_groups(tmp_path: Path) -> None:
 
 
 def test_innermost_group_comes_first_then_its_parents(tmp_path: Path) -> None:
-    groups, own = mounted(tmp_path), tmp_path / "proc" / "self" / "cgroup"
+    groups, own = mount_cgroups(tmp_path), tmp_path / "proc" / "self" / "cgroup"
     own.parent.mkdir(parents=True)
     assert not [*control_groups("cpu", tmp_path)]
     own.write_text("5:memory:/batch/job\n4:cpu,cpuacct:/batch/job\n")

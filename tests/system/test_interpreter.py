@@ -8,13 +8,13 @@ from paceline.system.interpreter import kept_interpreter
 from runs import run_script
 
 
-def found() -> list[object]:
+def interpreter_state() -> list[object]:
     start = multiprocessing.process.ORIGINAL_DIR  # type: ignore[attr-defined]  # the interpreter sets it
     return [list(sys.path), list(sys.argv), sys.modules["__main__"], start]
 
 
 def test_interpreter_state_is_restored_after_an_error() -> None:
-    before = found()
+    before = interpreter_state()
     try:
         with kept_interpreter():
             sys.path.insert(0, "elsewhere")
@@ -22,7 +22,7 @@ def test_interpreter_state_is_restored_after_an_error() -> None:
             sys.modules["__main__"] = sys
             raise ValueError
     except ValueError:
-        assert found() == before
+        assert interpreter_state() == before
 
 
 def test_inline_run_restores_the_interpreter_state(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_inline_run_restores_the_interpreter_state(tmp_path: Path) -> None:
         "        model(x).sum().backward()\n"
         "        optimizer.step()\n"
     )
-    before = found()
+    before = interpreter_state()
     run = run_script(script, tmp_path, "5", workers=3, engine="inline", protocol="full-sync")
     assert run.summary.updates == 4
-    assert found() == before
+    assert interpreter_state() == before

@@ -21,31 +21,33 @@ from paceline.system.limits import (
 MIB = 1 << 20
 
 
-def machine(root: Path, groups: str, *, free_mib: int = 4096) -> Path:
+def make_machine(root: Path, groups: str, *, free_mib: int = 4096) -> Path:
     """The files of a machine; ``groups``: text of /proc/self/cgroup."""
-    lay(root / "proc", {"meminfo": f"MemTotal: 1 kB\nMemAvailable: {free_mib * 1024} kB\n"})
-    lay(root / "proc/self", {"cgroup": groups})
+    write_files(root / "proc", {"meminfo": f"MemTotal: 1 kB\nMemAvailable: {free_mib * 1024} kB\n"})
+    write_files(root / "proc/self", {"cgroup": groups})
     (root / "sys/fs/cgroup").mkdir(parents=True)
     return root
 
 
-def lay(folder: Path, files: dict[str, str]) -> None:
+def write_files(folder: Path, files: dict[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text)
 
 
-def second(folder: Path, most: str, used_mib: int, *, kept_mib: int = 0, kills: int = 0) -> None:
+def write_group_v2(
+    folder: Path, most: str, used_mib: int, *, kept_mib: int = 0, kills: int = 0
+) -> None:
     """Write the files of a cgroup v2."""
     stat = f"anon 5\ninactive_file {kept_mib * MIB}\n"
-    lay(folder, {
+    write_files(folder, {
         "memory.max": f"{most}\n", "memory.current": f"{used_mib * MIB}\n", "memory.stat": stat,
         "memory.events": f"low 0\noom 1\noom_kill {kills}\n",
     })  # fmt: skip
 
 
 def test_machine_without_groups_has_no_limit(tmp_path: Path) -> None:
-    root = machine(tmp_path, "")
+    root = make_machine(tmp_path, "")
     assert available_bytes(root) == 4096 * MIB
     assert describe_limits(root) == ""
     assert count_kills(root) == 0
@@ -56,12 +58,12 @@ def test_memory_is_unlimited_without_proc(tmp_path: Path) -> None:
 
 
 def test_cgroup_v2_outer_group_may_be_narrower(tmp_path: Path) -> None:
-    root = machine(tmp_path, "0::/jobs/7/step\n")
+    root = make_machine(tmp_path, "0::/jobs/7/step\n")
     top = root / "sys/fs/cgroup"
-    lay(top, {"cgroup.controllers": "memory"})
-    second(top / "jobs/7/step", "max", 100, kills=3)
-    second(top / "jobs/7", str(512 * MIB), 300, kept_mib=50)
-    second(top / "jobs", str(1024 * MIB), 1000)
+    write_files(top, {"cgroup.controllers": "memory"})
+    write_group_v2(top / "jobs/7/step", "max", 100, kills=3)
+    write_group_v2(top / "jobs/7", str(512 * MIB), 300, kept_mib=50)
+    write_group_v2(top / "jobs", str(1024 * MIB), 1000)
     assert [one.name for one in group_limits(root)] == [
         "the control group jobs/7", "the control group jobs",
     ]  # fmt: skip
@@ -71,19 +73,19 @@ def test_cgroup_v2_outer_group_may_be_narrower(tmp_path: Path) -> None:
 
 
 def test_cgroup_v2_container_may_see_its_group_as_root(tmp_path: Path) -> None:
-    root = machine(tmp_path, "0::/docker/0123456789abcdef\n")
+    root = make_machine(tmp_path, "0::/docker/0123456789abcdef\n")
     top = root / "sys/fs/cgroup"
-    lay(top, {"cgroup.controllers": "memory"})
-    second(top, str(256 * MIB), 56)
+    write_files(top, {"cgroup.controllers": "memory"})
+    write_group_v2(top, str(256 * MIB), 56)
     assert available_bytes(root) == 200 * MIB
 
 
 def test_cgroup_v1_limits_are_read(tmp_path: Path) -> None:
-    root = machine(tmp_path, "5:cpu,cpuacct:/\n4:memory:/job\n0::/\n")
-    lay(root / "sys/fs/cgroup/memory", {
+    root = make_machine(tmp_path, "5:cpu,cpuacct:/\n4:memory:/job\n0::/\n")
+    write_files(root / "sys/fs/cgroup/memory", {
         "memory.limit_in_bytes": "9223372036854771712\n", "memory.usage_in_bytes": "5\n",
     })  # fmt: skip
-    lay(root / "sys/fs/cgroup/memory/job", {
+    write_files(root / "sys/fs/cgroup/memory/job", {
         "memory.limit_in_bytes": f"{300 * MIB}\n", "memory.usage_in_bytes": f"{250 * MIB}\n",
         "memory.stat": f"total_inactive_file {30 * MIB}\n",
         "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
@@ -94,7 +96,7 @@ def test_cgroup_v1_limits_are_read(tmp_path: Path) -> None:
 
 
 def test_kills_are_read_from_vmstat_without_group_counts(tmp_path: Path) -> None:
-    root = machine(tmp_path, "0::/\n")
+    root = make_machine(tmp_path, "0::/\n")
     (root / "proc/vmstat").write_text("nr_free_pages 7\noom_kill 4\n")
     assert count_kills(root) == 4
 

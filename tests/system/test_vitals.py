@@ -23,7 +23,7 @@ IGNORES = "import signal, time; signal.signal(10, lambda *_: None); " + SLEEPS
 
 
 @contextmanager
-def started(code: str) -> Iterator[int]:
+def started_process(code: str) -> Iterator[int]:
     """A process that runs this code, once it reports; it and its children end with the block."""
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
@@ -38,7 +38,7 @@ def started(code: str) -> Iterator[int]:
         process.stdout.close()
 
 
-def comes(is_there: Callable[[], bool]) -> bool:
+def becomes_true(is_there: Callable[[], bool]) -> bool:
     """Whether the condition becomes true within a time limit."""
     end_s = time.monotonic() + 20.0
     while not is_there() and time.monotonic() < end_s:
@@ -47,23 +47,23 @@ def comes(is_there: Callable[[], bool]) -> bool:
 
 
 def test_sleeping_process_is_awake_until_it_is_stopped() -> None:
-    with started(SLEEPS) as pid:
+    with started_process(SLEEPS) as pid:
         before = read_vitals(pid)
         assert before.state is ProcessState.AWAKE
-        assert comes(lambda: not read_vitals(pid).is_running)
+        assert becomes_true(lambda: not read_vitals(pid).is_running)
         os.kill(pid, signal.SIGSTOP)
-        assert comes(lambda: read_vitals(pid).state is ProcessState.STOPPED)
+        assert becomes_true(lambda: read_vitals(pid).state is ProcessState.STOPPED)
         assert read_vitals(pid).cpu_s - before.cpu_s < 0.05
         os.kill(pid, signal.SIGCONT)
-        assert comes(lambda: read_vitals(pid).state is ProcessState.AWAKE)
+        assert becomes_true(lambda: read_vitals(pid).state is ProcessState.AWAKE)
 
 
 @pytest.mark.parametrize("code", [COMPUTES, LETS_COMPUTE], ids=["itself", "a child"])
 def test_cpu_time_includes_children(code: str) -> None:
-    with started(code) as pid:
+    with started_process(code) as pid:
         before_s = read_vitals(pid).cpu_s
-        assert comes(lambda: read_vitals(pid).cpu_s > before_s + 0.1)
-        assert comes(lambda: read_vitals(pid).is_running)
+        assert becomes_true(lambda: read_vitals(pid).cpu_s > before_s + 0.1)
+        assert becomes_true(lambda: read_vitals(pid).is_running)
 
 
 def test_ended_process_is_reported_and_its_time_stays_counted() -> None:
@@ -76,7 +76,7 @@ def test_ended_process_is_reported_and_its_time_stays_counted() -> None:
 
 
 def test_caught_signals_are_known() -> None:
-    with started(IGNORES) as pid:
+    with started_process(IGNORES) as pid:
         assert catches(pid, signal.SIGUSR1)
         assert not catches(pid, signal.SIGUSR2)
 

@@ -88,12 +88,12 @@ class Planted:
         return "planted"
 
 
-def found(candidate: Planted, budget_s: float = 20.0) -> trial.Outcome:
+def run_trial(candidate: Planted, budget_s: float = 20.0) -> trial.Outcome:
     return trial.try_all(subject(Waiting()), Speed(), [candidate], budget_s)
 
 
 def test_option_that_halves_a_step_is_kept_with_its_gain() -> None:
-    outcome = found(Planted(FAST_S))
+    outcome = run_trial(Planted(FAST_S))
     (finding,) = outcome.findings
     assert finding.is_kept
     assert outcome.speed.compile == "planted"
@@ -102,19 +102,19 @@ def test_option_that_halves_a_step_is_kept_with_its_gain() -> None:
     assert "planted" in outcome.lines()[0]
 
 
-class HeldUp(Waiting):
+class SlowedByLoad(Waiting):
     """Its step takes much longer while the machine is busy otherwise."""
 
     until_s = 0.0
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if clock.now_s < HeldUp.until_s and self.wait_s == SLOW_S:
+        if clock.now_s < SlowedByLoad.until_s and self.wait_s == SLOW_S:
             clock.now_s += 50 * SLOW_S
         return super().forward(inputs)
 
 
 @dataclass
-class Beside(Planted):
+class BesideLoad(Planted):
     """A candidate that is tried while the machine is busy otherwise for some time."""
 
     lasts_s: float = 5.0
@@ -122,20 +122,20 @@ class Beside(Planted):
     def apply(self, objects: Objects, value: Value) -> None:
         super().apply(objects, value)
         if value == "planted":
-            HeldUp.until_s = clock.now_s + self.lasts_s
+            SlowedByLoad.until_s = clock.now_s + self.lasts_s
 
 
 @pytest.mark.parametrize("lasts_s", [4.0, 6.0])  # as long as one measurement, or two
 def test_gain_of_a_disturbed_moment_is_not_kept(lasts_s: float) -> None:
     outcome = trial.try_all(
-        subject(HeldUp()), Speed(), [Beside(0.99 * SLOW_S, lasts_s=lasts_s)], 60.0
+        subject(SlowedByLoad()), Speed(), [BesideLoad(0.99 * SLOW_S, lasts_s=lasts_s)], 60.0
     )
     assert not outcome.is_steady
     assert outcome.speed == Speed()
 
 
 def test_large_lasting_gain_is_kept() -> None:
-    outcome = found(Planted(SLOW_S / 10))
+    outcome = run_trial(Planted(SLOW_S / 10))
     assert outcome.is_steady
     (finding,) = outcome.findings
     assert finding.is_kept
@@ -144,14 +144,14 @@ def test_large_lasting_gain_is_kept() -> None:
 
 @pytest.mark.parametrize("wait_s", [0.99 * SLOW_S, SLOW_S, 2 * SLOW_S])
 def test_option_without_gain_is_not_kept(wait_s: float) -> None:
-    outcome = found(Planted(wait_s))
+    outcome = run_trial(Planted(wait_s))
     assert outcome.speed == Speed()
     assert outcome.lines()[0].startswith("fast: nothing helps here")
     assert outcome.before_s == pytest.approx(outcome.after_s)
 
 
 def test_option_that_changes_the_loss_is_refused() -> None:
-    (finding,) = found(Planted(0.0, factor=1.5)).findings
+    (finding,) = run_trial(Planted(0.0, factor=1.5)).findings
     assert not finding.is_kept
     assert "changes the loss" in finding.reason
 
@@ -167,13 +167,13 @@ class Hasty(Planted):
 
 
 def test_option_that_changes_the_update_is_refused() -> None:
-    (finding,) = found(Hasty(FAST_S)).findings
+    (finding,) = run_trial(Hasty(FAST_S)).findings
     assert not finding.is_kept
     assert "changes the loss after an update" in finding.reason
 
 
 def test_option_with_nan_loss_is_refused() -> None:
-    (finding,) = found(Planted(0.0, factor=math.nan)).findings
+    (finding,) = run_trial(Planted(0.0, factor=math.nan)).findings
     assert not finding.is_kept
     assert "changes the loss" in finding.reason
 
@@ -196,7 +196,7 @@ class Several(Planted):
 
 
 def test_better_option_of_the_same_kind_replaces_the_first() -> None:
-    outcome = found(Several(0.0))
+    outcome = run_trial(Several(0.0))
     first, second = outcome.findings
     assert outcome.speed.compile == "better"
     assert (first.is_kept, first.reason, second.is_kept) == (False, "better is faster", True)
@@ -224,21 +224,21 @@ def test_gain_of_the_loader_is_separate_from_computing() -> None:
 
 
 def test_unavailable_option_is_named_with_its_reason() -> None:
-    (finding,) = found(Planted(-1.0)).findings
+    (finding,) = run_trial(Planted(-1.0)).findings
     assert finding.reason == "failed: ConfigError: there is no compiler here"
 
 
 def test_slow_option_is_abandoned_and_another_alarm_keeps_running() -> None:
     start_s = time.perf_counter()
     with another_alarm():
-        (finding,) = found(Planted(0.0, begins_s=50.0), budget_s=5.0).findings
+        (finding,) = run_trial(Planted(0.0, begins_s=50.0), budget_s=5.0).findings
     assert time.perf_counter() - start_s < 40.0
     assert not finding.was_tried
     assert finding.reason == "no time was left"
 
 
 def test_no_option_starts_after_the_budget() -> None:
-    (finding,) = found(Planted(0.0), budget_s=0.1).findings
+    (finding,) = run_trial(Planted(0.0), budget_s=0.1).findings
     assert not finding.was_tried
     assert finding.reason == "no time was left"
 
@@ -364,7 +364,7 @@ def test_gain_that_does_not_repeat_is_not_kept(
         return remeasure(self, plain, best)
 
     monkeypatch.setattr(trial._Trial, "_remeasure", later)
-    outcome = found(Planted(FAST_S))
+    outcome = run_trial(Planted(FAST_S))
     (finding,) = outcome.findings
     assert outcome.speed == Speed()
     assert (finding.is_kept, finding.reason) == (False, "no gain when measured again")

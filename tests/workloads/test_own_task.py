@@ -17,7 +17,7 @@ from runs import train
 from tiny import TASK, WIDTH
 
 
-def of(*parts: Tensor) -> Callable[[], Splits]:
+def splits(*parts: Tensor) -> Callable[[], Splits]:
     return lambda: Splits(train=TensorDataset(*parts), test=None, source="made up")
 
 
@@ -35,7 +35,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"model": lambda: 3}, "task tiny: model must return an nn.Module, got int",
     ),
     "samples of one part": (
-        {"data": of(INPUTS)}, r"task tiny: a sample .* a pair \(inputs, targets\), got 1 parts",
+        {"data": splits(INPUTS)}, r"task tiny: a sample .* a pair \(inputs, targets\), got 1 parts",
     ),
     "a loss that is a number": (
         {"loss": lambda outputs, targets: 1.0}, r"a tensor with one number, .*got 1\.0; leave",
