@@ -16,7 +16,7 @@ def test_batch_gathering_data_set_is_not_read_by_sample() -> None:
     assert gathers.collate_fn is collate_batch
     one_by_one = make_loader(TensorDataset(inputs, targets), 4)
     for mine, theirs in zip(gathers, one_by_one, strict=True):
-        assert all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))
+        assert all(torch.equal(first, second) for first, second in zip(mine, theirs, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,10 @@ def test_devices_of_different_machines_are_not_compared() -> None:
 def test_tables_of_several_machines_are_merged(tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text(json.dumps(to_json([row("cpu", 1, 7, "b"), row("cpu", 4, 8, "a")])))
-    result = merged([other], [row("cpu", 4, 9, "a")])
-    speeds = {(one.machine, one.batch_size): one.images_per_s for one in result}
+    rows = merged([other], [row("cpu", 4, 9, "a")])
+    speeds = {(one.machine, one.batch_size): one.images_per_s for one in rows}
     assert speeds == {("b", 1): 7, ("a", 4): 9}  # the new measurement wins
-    assert render_throughput(result, 1000, 1)[0].startswith("machine")
+    assert render_throughput(rows, 1000, 1)[0].startswith("machine")
     other.write_text("{}")
     with pytest.raises(ConfigError, match="is no table of paceline bench throughput"):
         merged([other], [])

@@ -48,10 +48,10 @@ def test_epoch_can_be_evaluated_several_times(say: Say) -> None:
     line = "--protocols full-sync,async --epochs 2 --mini-batch-size 32 --json"
     _, whole, _ = say(f"{VIRTUAL} {line}")
     _, fine, _ = say(f"{VIRTUAL}2 {line} --evaluations 4")
-    for one, other in zip(
+    for first, second in zip(
         json.loads(whole)["protocols"], json.loads(fine)["protocols"], strict=True
     ):
-        (coarse,), (finer,) = one["runs"], other["runs"]
+        (coarse,), (finer,) = first["runs"], second["runs"]
         assert len(coarse["errors"]) == 2
         assert len(finer["errors"]) == 1 + 8
         assert finer["errors"][0]["t"] == 0.0  # before any training

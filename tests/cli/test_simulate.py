@@ -56,16 +56,16 @@ def test_report_reads_the_trace_of_a_simulation(say: Say, tmp_path: Path) -> Non
     line = "simulate --workers 4 --protocol k-sync:3 --delay exp:10ms --updates 200 --json"
     _, plain, _ = say(line)
     _, traced, _ = say(f"{line} --run-dir here")
-    one, other = json.loads(plain), json.loads(traced)
-    assert one.pop("wall_s") >= 0
-    assert other.pop("wall_s") >= 0
-    for name in one:  # sums of seconds are added up in another order
-        assert one[name] == pytest.approx(other[name]), name
+    first, second = json.loads(plain), json.loads(traced)
+    assert first.pop("wall_s") >= 0
+    assert second.pop("wall_s") >= 0
+    for name in first:  # sums of seconds are added up in another order
+        assert first[name] == pytest.approx(second[name]), name
     summary = summarize(tmp_path / "here")
     assert summary.engine == "simulated"
     assert summary.updates == 200
-    assert summary.superseded.count == one["cancelled"]
-    assert summary.time_per_update_s == pytest.approx(one["time_per_update_s"], rel=1e-4)
+    assert summary.superseded.count == first["cancelled"]
+    assert summary.time_per_update_s == pytest.approx(first["time_per_update_s"], rel=1e-4)
     code, out, _ = say("report here")
     assert code == 0
     assert "200" in out

@@ -53,10 +53,10 @@ def test_crossing_must_be_clear_at_both_ends() -> None:
 
 def test_single_deviating_block_makes_no_crossing() -> None:
     """Of two collectives with equal messages, one always has the faster median."""
-    one, other = line(100e-6, 4e-9), line(300e-6, 1e-9)
-    one[SIZES[0]][2] = 400e-6
+    first, second = line(100e-6, 4e-9), line(300e-6, 1e-9)
+    first[SIZES[0]][2] = 400e-6
     assert (
-        crossings_of({"one": one, "other": other}, {"one": (1e-4, 4e-9), "other": (3e-4, 1e-9)})
+        crossings_of({"one": first, "other": second}, {"one": (1e-4, 4e-9), "other": (3e-4, 1e-9)})
         == []
     )
 

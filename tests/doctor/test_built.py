@@ -15,8 +15,8 @@ from paceline.exports.subject import InputShape
 
 
 def rules(model: nn.Module, batch: int, *shape: int) -> set[tuple[str, str]]:
-    result = check(walk(model, batch, [InputShape(shape, torch.float32)]))
-    return {(one.module, one.rule) for one in result}
+    findings = check(walk(model, batch, [InputShape(shape, torch.float32)]))
+    return {(finding.module, finding.rule) for finding in findings}
 
 
 def linears(*sizes: int) -> list[nn.Module]:
@@ -52,12 +52,15 @@ class AsksForNumbers(nn.Module):
 def test_mismatch_chain_and_sizes_of_the_first_program_are_found() -> None:
     """Its feature mismatch, linear chain and sizes, by module."""
     model = nn.Sequential(*linears(128, 64, 32, 16, 8, 4, 5))
-    result = check(walk(model, 128, [InputShape((15,), torch.float32)]))
-    mismatch, chain = result[:2]
+    findings = check(walk(model, 128, [InputShape((15,), torch.float32)]))
+    mismatch, chain = findings[:2]
     assert (mismatch.module, mismatch.fix) == ("0", "in_features=15")
     assert "that is the number of samples" in mismatch.what
     assert (chain.module, chain.rule) == ("0", "linear-chain")
-    assert {one.module for one in result if one.rule == "tensor-core-sizes"} == {"0", "5"}
+    assert {finding.module for finding in findings if finding.rule == "tensor-core-sizes"} == {
+        "0",
+        "5",
+    }
     assert model[0].in_features == 128, "the user's own model was changed"
 
 

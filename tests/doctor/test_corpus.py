@@ -29,7 +29,7 @@ def test_findings_match_the_labels_of_the_corpus(bench: ModuleType) -> None:
     expected, actual = set(), set()
     for path in CORPUS.glob("*.py"):
         labelled, judged = bench.judge(path)
-        expected |= {(path.name, *one) for one in labelled}
+        expected |= {(path.name, *label) for label in labelled}
         actual |= {(path.name, *judgement) for judgement in judged}
     assert len(expected) > 60
     assert len(expected & actual) >= 0.98 * len(actual), actual - expected

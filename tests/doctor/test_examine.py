@@ -32,8 +32,8 @@ def test_any_text_can_be_diagnosed(text: str) -> None:
 
 
 def test_rules_still_run_after_a_missing_comma() -> None:
-    result = diagnose(SICK.replace("nn.Linear(16, 64), nn", "nn.Linear(16, 64) nn")).findings
-    assert {"syntax", "loss-keeps-graph"} <= {one.rule for one in result}
+    findings = diagnose(SICK.replace("nn.Linear(16, 64), nn", "nn.Linear(16, 64) nn")).findings
+    assert {"syntax", "loss-keeps-graph"} <= {finding.rule for finding in findings}
 
 
 def test_script_without_torch_is_reported() -> None:

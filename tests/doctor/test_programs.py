@@ -37,9 +37,9 @@ WORDS = {
 
 @pytest.mark.parametrize("number", FAULTS)
 def test_exactly_the_faults_of_each_program_are_found(number: int) -> None:
-    result = examine(PROGRAMS / f"case_{number}.txt").findings
-    assert {(one.line, one.rule) for one in result} == FAULTS[number]
-    text = " ".join(f"{one.what} {one.fix}" for one in result)
+    findings = examine(PROGRAMS / f"case_{number}.txt").findings
+    assert {(finding.line, finding.rule) for finding in findings} == FAULTS[number]
+    text = " ".join(f"{finding.what} {finding.fix}" for finding in findings)
     assert [one for one in WORDS[number] if one not in text] == []
 
 
@@ -57,10 +57,10 @@ RIGHT = {
 def test_listing_explains_what_is_right(number: int) -> None:
     path = PROGRAMS / f"case_{number}.txt"
     text = path.read_text()
-    result = rights_of(text)
+    rights = rights_of(text)
     for line, words in RIGHT[number]:
-        assert [one for one in result if one.line == line and one.what.startswith(words)]
-    rows = list(annotate(text, examine(path), result))
+        assert [right for right in rights if right.line == line and right.what.startswith(words)]
+    rows = list(annotate(text, examine(path), rights))
     assert [row[6:] for row in rows if row[4:5] == "|" and row[6:]] == [
         row for row in text.splitlines() if row
     ]

@@ -77,4 +77,4 @@ def test_original_model_is_unchanged() -> None:
     reduced(model, Precision.INT8, (X,))
     reduced(model, Precision.FP16, (X,))
     after = model.state_dict().values()
-    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(before, after, strict=True))

@@ -73,13 +73,13 @@ def test_zero_norm_disables_clipping(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("protocol", "workers"), [("k-batch-async:2", 2), ("async", 4)])
 def test_each_sample_counts_once_per_epoch(protocol: str, workers: int, tmp_path: Path) -> None:
-    run, result = by_launch(tmp_path / "run", protocol, workers)
+    run, results = by_launch(tmp_path / "run", protocol, workers)
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     assert run.summary.updates == EPOCHS * NUM_SAMPLES // BATCH
-    for one in result:
-        assert one["steps"] == run.summary.updates
-        for name, value in one["state"].items():
-            assert torch.equal(value, result[0]["state"][name])
+    for result in results:
+        assert result["steps"] == run.summary.updates
+        for name, value in result["state"].items():
+            assert torch.equal(value, results[0]["state"][name])
 
 
 def test_docs_show_the_subclass_of_the_example_in_twenty_lines() -> None:

@@ -144,51 +144,52 @@ def test_mean_over_workers_is_weighted_by_samples() -> None:
     [("k-batch-async:2", 2), ("async", 2), ("k-sync:1", 2), ("local-sgd:2", 2), ("k-async:3", 4)],
 )
 def test_each_sample_counts_once_per_epoch(protocol: str, workers: int, tmp_path: Path) -> None:
-    run, result = by_launch(tmp_path / "run", protocol, workers, epochs=3)
+    run, results = by_launch(tmp_path / "run", protocol, workers, epochs=3)
     assert_each_sample_once(run, NUM_SAMPLES, 3)
-    assert len(result) == workers
+    assert len(results) == workers
     num_updates = run.summary.updates
     assert num_updates == (9 if protocol.startswith("local") else 18)
-    for one in result:
-        assert one["step"] == num_updates
-        assert one["epoch"] == 3
-        assert one["steps"] == sorted(one["steps"])
-        assert one["rate"] == pytest.approx(0.1 * 0.9**3)
+    for result in results:
+        assert result["step"] == num_updates
+        assert result["epoch"] == 3
+        assert result["steps"] == sorted(result["steps"])
+        assert result["rate"] == pytest.approx(0.1 * 0.9**3)
         for name in (
             "losses",
             "best",
             "train_loss",
         ):  # each validated all samples and decided the same
-            assert one[name] == result[0][name]
-        for name, value in one["state"].items():
-            assert torch.equal(value, result[0]["state"][name])
-    assert Path(result[0]["best"]).is_file()
+            assert result[name] == results[0][name]
+        for name, value in result["state"].items():
+            assert torch.equal(value, results[0]["state"][name])
+    assert Path(results[0]["best"]).is_file()
 
 
 def test_max_steps_limits_updates(tmp_path: Path) -> None:
-    run, result = by_launch(tmp_path / "run", "async", epochs=-1, trainer={"max_steps": 9})
+    run, results = by_launch(tmp_path / "run", "async", epochs=-1, trainer={"max_steps": 9})
     assert run.summary.updates == 9
-    assert [one["step"] for one in result] == [9, 9]
-    assert [len(one["losses"]) for one in result] == [2, 2]  # after the whole epoch, and at the end
+    assert [result["step"] for result in results] == [9, 9]
+    # Two each: after the whole epoch, and at the end.
+    assert [len(result["losses"]) for result in results] == [2, 2]
 
 
 @pytest.mark.timeout(300)
 def test_training_continues_without_the_main_worker(tmp_path: Path) -> None:
     fault = ("kill worker 0 at update 5",)
-    run, result = by_launch(tmp_path / "run", "async", 3, fault, epochs=3)
+    run, results = by_launch(tmp_path / "run", "async", 3, fault, epochs=3)
     assert run.left  # it was killed
     assert_each_sample_once(run, NUM_SAMPLES, 3)
-    assert [one["step"] for one in result] == [18, 18]
+    assert [result["step"] for result in results] == [18, 18]
     # all_gather covers the living workers; the new main worker has the main worker's rank.
-    assert [one["ranks"] for one in result] == [[0.0, 2.0]] * 2
-    assert Path(result[0]["best"]).is_file()  # of version 6 or later, saved by the new main worker
+    assert [result["ranks"] for result in results] == [[0.0, 2.0]] * 2
+    assert Path(results[0]["best"]).is_file()  # of version 6 or later, saved by the new main worker
 
 
 def test_early_stopping_stops_all_workers(tmp_path: Path) -> None:
-    run, result = by_launch(tmp_path / "run", "async", epochs=50, stop=[1, 3])
+    run, results = by_launch(tmp_path / "run", "async", epochs=50, stop=[1, 3])
     assert run.summary.updates < 50
-    assert {one["step"] for one in result} == {run.summary.updates}
-    assert result[0]["epoch"] == result[1]["epoch"] < 50
+    assert {result["step"] for result in results} == {run.summary.updates}
+    assert results[0]["epoch"] == results[1]["epoch"] < 50
 
 
 @pytest.mark.timeout(300)

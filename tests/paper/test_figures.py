@@ -136,7 +136,7 @@ def test_value_read_from_a_plot_may_lie_near_its_range() -> None:
 def test_bands_separate_the_curves_of_the_paper() -> None:
     floors = figure_11.FLOORS
     for name, floor in floors.items():
-        nearest = min(abs(floor - other) for one, other in floors.items() if one != name)
+        nearest = min(abs(floor - second) for first, second in floors.items() if first != name)
         assert figure_11.BANDS[name] <= nearest / 2 + 1e-9
     assert (figure_08.END[1] - figure_08.END[0]) / 2 >= figure_08.BAND
 

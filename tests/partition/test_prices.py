@@ -136,8 +136,10 @@ def test_collective_operations_after_computing_cost_a_turn() -> None:
     parameters with shard-3, and each sum over channels."""
     pairs = (ChannelPair(nodes=(0, 1, 2), in_bytes=64, out_bytes=32),)
     few = {"unit_bytes": (100, 300), "pairs": pairs, "graph_at": lambda _: model_at(1e-9)}
-    one, other = (by_name(costs(2, exchanges=together(turn_s=s), **few)) for s in (0.0, 1.0))
-    turns = {name: other[name].step_s - one[name].step_s for name in one if other[name].step_s}
+    first, second = (by_name(costs(2, exchanges=together(turn_s=s), **few)) for s in (0.0, 1.0))
+    turns = {
+        name: second[name].step_s - first[name].step_s for name in first if second[name].step_s
+    }
     passes = 2
     assert turns == pytest.approx({
         "none": 0, "data": 0, "network": passes, "layer": passes + 2,

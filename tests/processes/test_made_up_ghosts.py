@@ -275,9 +275,9 @@ def test_shared_memory_files_of_ended_trainings_are_found(tmp_path: Path) -> Non
     held = str(tmp_path / f"torch_{gone}_77_2")
     own = Process(pid=mine, start_ticks=1, parent=1, owner=os.getuid(), shared=(held,))
     now = ProcessSnapshot(processes=(own,), own=mine, owner=os.getuid(), namespace=HOST)
-    result = left_before(now, tmp_path)
-    assert [Path(one.path).name for one in result] == [f"torch_{gone}_77_0"]
-    assert remove(result) == result
+    leftovers = left_before(now, tmp_path)
+    assert [Path(leftover.path).name for leftover in leftovers] == [f"torch_{gone}_77_0"]
+    assert remove(leftovers) == leftovers
     assert len([*tmp_path.iterdir()]) == 5
     in_container = ProcessSnapshot(processes=(), own=1, owner=os.getuid(), namespace="pid:[2]")
     assert left_before(in_container, tmp_path) == []

@@ -668,10 +668,10 @@ class Weighed:
 
 
 def test_micro_batches_of_workers_take_turns() -> None:
-    result = chunks_of([3, 0, 5], [(0.5, 0.5)] * 3, in_turns=True)
-    assert [(one.owner, one.rows) for one in result] == [(0, 2), (2, 3), (0, 1), (2, 2)]
-    result = chunks_of([3, 0, 5], [(0.5, 0.5)] * 3, in_turns=False)
-    assert [(one.owner, one.rows) for one in result] == [(0, 2), (0, 1), (2, 3), (2, 2)]
+    chunks = chunks_of([3, 0, 5], [(0.5, 0.5)] * 3, in_turns=True)
+    assert [(chunk.owner, chunk.rows) for chunk in chunks] == [(0, 2), (2, 3), (0, 1), (2, 2)]
+    chunks = chunks_of([3, 0, 5], [(0.5, 0.5)] * 3, in_turns=False)
+    assert [(chunk.owner, chunk.rows) for chunk in chunks] == [(0, 2), (0, 1), (2, 3), (2, 2)]
     assert sum(chunk_rows(7, (0.2, 0.4, 0.4))) == 7
     assert chunk_rows(4, (0.01, 0.01, 0.98)) == [1, 1, 2]
     assert chunk_rows(2, (0.1, 0.1, 0.8)) == [1, 1]

@@ -82,8 +82,8 @@ def test_compiled_model_works_under_every_protocol(
     # The last batch of an epoch, of 4 samples, runs eagerly.
     assert set(calls) == {6 if protocol in ("full-sync", "k-batch-sync:2", "k-batch-async:2",
                                             "local-sgd:2") else 12}  # fmt: skip
-    for one, other in zip(results, eager, strict=True):
-        assert differ(one, other) < CLOSE
+    for first, second in zip(results, eager, strict=True):
+        assert differ(first, second) < CLOSE
 
 
 def test_compiled_worker_is_cancelled_between_passes(

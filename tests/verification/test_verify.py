@@ -414,8 +414,8 @@ def test_layers_are_classified_by_cause_and_the_innermost_is_named() -> None:
         nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.5), Centred(),
         nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4)),
     )  # fmt: skip
-    result = layers.breaking_layers(model, [torch.randn(13, WIDTH)], {}, 3)
-    assert [(one.name, one.cause) for one in result] == [
+    breaking = layers.breaking_layers(model, [torch.randn(13, WIDTH)], {}, 3)
+    assert [(layer.name, layer.cause) for layer in breaking] == [
         ("3", "random"), ("1", "batch"), ("4", "batch"),
     ]  # fmt: skip
     assert not layers.breaking_layers(model.eval()[:4], [torch.randn(13, WIDTH)], {}, 3)
@@ -432,8 +432,8 @@ def test_layers_with_keyword_arguments_and_tuples_are_compared() -> None:
             _, (hidden, _) = self.cell(inputs)
             return {"outputs": self.norm(hidden[-1])}
 
-    result = layers.breaking_layers(Recurrent(), [], {"inputs": torch.randn(9, 4, WIDTH)}, 2)
-    assert [one.name for one in result] == ["norm"]
+    breaking = layers.breaking_layers(Recurrent(), [], {"inputs": torch.randn(9, 4, WIDTH)}, 2)
+    assert [layer.name for layer in breaking] == ["norm"]
 
 
 def test_request_to_a_worker_survives_serialization() -> None:
