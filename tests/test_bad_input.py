@@ -461,9 +461,8 @@ INF = "if step == 2 and pace.worker == 1: outputs = outputs * float('inf')"
 
 @pytest.mark.parametrize(("protocol", "step"), [("full-sync", 2), ("async", 0)])
 def test_nonfinite_gradient_is_named(protocol: str, step: int, paceline: Say, here: Path) -> None:
-    path = script(
-        here, INF.replace("step == 2", f"step == {step}")
-    )  # async guarantees one step each
+    # async guarantees one step each
+    path = script(here, INF.replace("step == 2", f"step == {step}"))
     code, output = paceline("launch", "--workers", "2", "--protocol", protocol, path)
     assert code == 1
     assert f"worker 1: the gradient of 'weight' is not finite at step {step}" in output

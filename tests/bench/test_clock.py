@@ -179,9 +179,8 @@ def test_decorated_function_may_be_recursive() -> None:
         return n * factorial(n - 1) if n else 1
 
     assert factorial(4) == 24
-    assert sorted(bench.timing.samples_s) == list(
-        bench.timing.samples_s
-    )  # the inner calls end first
+    samples_s = bench.timing.samples_s
+    assert sorted(samples_s) == list(samples_s)  # the inner calls end first
 
 
 def test_block_that_raises_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
