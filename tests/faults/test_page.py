@@ -36,11 +36,11 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
     ),
     "it is killed under full-sync": (
         "script/test_optimizers.py",
-        "test_a_death_in_step_begins_again_where_all_were_in_step",
+        "test_a_lockstep_run_with_respawn_restarts_from_its_checkpoint",
     ),
     "it is killed where all workers make each step together": (
         "script/test_closures.py",
-        "test_a_death_ends_the_run_by_name",
+        "test_a_death_ends_the_run_and_names_the_cause",
     ),
     "it is killed where a script sums inside its loop": (
         "faults/test_all_gone.py",
