@@ -1,4 +1,4 @@
-"""A slow worker is named while the run goes and in its summary, with what it costs."""
+"""A slow worker is named during the run and in its summary, with its cost."""
 
 import functools
 import io
@@ -19,7 +19,7 @@ from tiny import TASK, samples
     ("protocol", "cost"),
     [("full-sync", "the others wait "), ("k-batch-async:2", "of the work of one of the others")],
 )
-def test_a_slow_worker_is_named(tmp_path: Path, protocol: str, cost: str) -> None:
+def test_a_slow_worker_is_named_with_its_cost(tmp_path: Path, protocol: str, cost: str) -> None:
     settings = RunSettings(
         run_dir=str(tmp_path / "run"), workers=3, protocol=protocol, device="cpu", threads=1,
         delay=("20ms",), slow=("1=4x",), epochs=1,
