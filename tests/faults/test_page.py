@@ -51,11 +51,11 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
     ),
     "it is killed among ranks": (
         "engines/test_torchrun.py",
-        "test_what_is_killed_goes_on_in_the_middle_of_an_epoch",
+        "test_a_killed_rank_resumes_inside_an_epoch",
     ),
     "its machine is gone among ranks": (
         "engines/test_rank_group.py",
-        "test_a_machine_that_is_gone_is_told_of_and_an_end_is_left_to_others",
+        "test_a_lost_machine_is_reported_and_a_closed_connection_is_not",
     ),
     "it is killed where a model is split": (
         "spread/test_runs.py",
@@ -85,7 +85,7 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
     ),
     "the checkpoints' writer": (
         "checkpoints/test_writer.py",
-        "test_a_run_whose_writer_is_stopped_ends_with_checkpoints_that_are_true",
+        "test_a_run_with_a_stopped_writer_ends_with_correct_checkpoints",
     ),
     "you stop the run": (
         "faults/test_curfew.py",
