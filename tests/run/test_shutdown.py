@@ -1,4 +1,4 @@
-"""What a user's stop does to workers that block it."""
+"""What a user's stop does to workers that delay it."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from paceline.run.shutdown import Shutdown
 
 
-def test_however_many_block_a_stop_only_a_few_are_asked_where_they_are() -> None:
+def test_a_stop_probes_only_a_few_of_many_blocked_workers() -> None:
     """Each may take 0.6 s to answer, and the ten seconds are for all of them."""
     asked: list[int] = []
     ended: list[int] = []
