@@ -117,7 +117,7 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
     ),
     "two runs in one folder": (
         "launch/test_one_at_a_time.py",
-        "test_a_second_run_gets_one_sentence_and_changes_nothing",
+        "test_a_second_run_in_a_folder_is_refused_and_changes_nothing",
     ),
     "it is killed, stopped or hangs where each worker keeps": (
         "script/test_sticky.py",
@@ -125,7 +125,7 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
     ),
     "a run is killed before": (
         "launch/test_one_at_a_time.py",
-        "test_auto_begins_anew_after_a_kill_before_the_first_checkpoint",
+        "test_resume_auto_starts_anew_after_a_kill_before_the_first_checkpoint",
     ),
 }
 """How a row of the first table begins -> the test of it."""
