@@ -1,4 +1,4 @@
-"""Fragments are neighbours, all bytes once, and the largest is as small as can be."""
+"""Fragments are neighbours, all bytes once, and the largest is as small as possible."""
 
 from itertools import combinations
 
@@ -13,7 +13,7 @@ from paceline.store.layout import lay_out
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.data())
-def test_the_largest_fragment_is_the_least_of_all_cuts(
+def test_a_cut_has_the_smallest_possible_largest_fragment(
     sizes: list[int], data: st.DataObject
 ) -> None:
     count = data.draw(st.integers(1, len(sizes)))
@@ -30,7 +30,7 @@ def test_the_largest_fragment_is_the_least_of_all_cuts(
     assert largest(tuple(firsts)) == min(largest((0, *one)) for one in others)
 
 
-def test_fragments_are_all_bytes_once_also_of_two_types_of_numbers() -> None:
+def test_fragments_contain_all_bytes_once_also_with_two_dtypes() -> None:
     named = [
         (str(one), torch.zeros(5 + one, dtype=torch.float64 if one % 2 else torch.float32))
         for one in range(6)

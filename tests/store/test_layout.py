@@ -1,4 +1,4 @@
-"""Where tensors lie, what an optimizer will keep there, and what its gradient is clipped to."""
+"""The layout of tensors and optimizer state in memory, and clips of gradients."""
 
 import math
 
@@ -35,7 +35,7 @@ def adam(one: nn.Module) -> torch.optim.Adam:
     return torch.optim.Adam(one.parameters())
 
 
-def test_tensors_lie_side_by_side_on_lines_of_their_own() -> None:
+def test_tensors_are_contiguous_and_aligned() -> None:
     one = model()
     layout = layout_of(one, adam(one))
     sections = (layout.parameters, layout.buffers, layout.state)
@@ -48,12 +48,12 @@ def test_tensors_lie_side_by_side_on_lines_of_their_own() -> None:
     assert layout.num_parameters == sum(parameter.numel() for parameter in one.parameters())
 
 
-def test_equal_models_have_one_digest_and_others_another() -> None:
+def test_equal_models_have_equal_digests_and_others_not() -> None:
     digests = [layout_of(one, adam(one)).digest() for one in (model(), model(), model(4))]
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_a_tensor_that_is_bound_keeps_its_values_only_in_the_block() -> None:
+def test_a_bound_tensor_keeps_its_values_in_the_block_only() -> None:
     one = model()
     layout = layout_of(one, adam(one))
     block = torch.zeros(layout.block_bytes, dtype=torch.uint8)
@@ -67,7 +67,7 @@ def test_a_tensor_that_is_bound_keeps_its_values_only_in_the_block() -> None:
     assert not weight.any()
 
 
-def test_who_resizes_a_tensor_without_elements_does_not_write_over_its_neighbour() -> None:
+def test_resizing_an_empty_tensor_does_not_overwrite_its_neighbour() -> None:
     one = nn.Module()
     one.register_buffer("seen", torch.empty(0, 3))
     one.register_buffer("beside", torch.ones(3))
@@ -81,8 +81,8 @@ def test_who_resizes_a_tensor_without_elements_does_not_write_over_its_neighbour
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
-def test_state_lies_in_the_order_of_its_parameter(is_loaded: bool) -> None:
-    """Whatever order the state has that was loaded: pieces of both are taken by memory order."""
+def test_state_has_the_memory_order_of_its_parameter(is_loaded: bool) -> None:
+    """Whatever order loaded state has: pieces of both are taken by memory order."""
     weight = nn.Parameter(torch.zeros(4, 2, 3, 3).contiguous(memory_format=torch.channels_last))
     optimizer = torch.optim.Adam([weight], amsgrad=True)
     if is_loaded:
@@ -124,21 +124,21 @@ TOGETHER = {
 
 
 @pytest.mark.parametrize("case", APART)
-def test_what_lies_side_by_side_may(case: str) -> None:
+def test_tensors_in_separate_memory_are_allowed(case: str) -> None:
     tensors = [(str(number), one) for number, one in enumerate(APART[case])]
     assert in_one_memory(tensors) is None
     assert in_one_memory(tensors[::-1]) is None
 
 
 @pytest.mark.parametrize("case", TOGETHER)
-def test_what_has_bytes_in_common_is_named(case: str) -> None:
+def test_tensors_that_share_memory_are_named(case: str) -> None:
     tensors = [(str(number), one) for number, one in enumerate(TOGETHER[case])]
     tensors.insert(1, ("other", torch.zeros(7)))
     for some in (tensors, tensors[::-1]):
         assert sorted(in_one_memory(some) or ()) == ["0", "1"]
 
 
-def test_what_an_optimizer_will_keep_is_found_by_a_step_that_changes_nothing() -> None:
+def test_optimizer_state_is_found_by_a_step_that_changes_nothing() -> None:
     one = model()
     before = [parameter.detach().clone() for parameter in one.parameters()]
     optimizer = adam(one)
@@ -152,7 +152,7 @@ def test_what_an_optimizer_will_keep_is_found_by_a_step_that_changes_nothing() -
     assert is_elementwise(twin)
 
 
-def test_who_needs_a_closure_is_refused() -> None:
+def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
     class Asking(torch.optim.SGD):
         def step(self, closure):  # type: ignore[no-untyped-def, override]
             raise AssertionError
@@ -162,7 +162,7 @@ def test_who_needs_a_closure_is_refused() -> None:
         state_rows(Asking(one.parameters(), lr=0.1), list(one.parameters()))
 
 
-def test_who_needs_more_than_gradients_is_refused() -> None:
+def test_an_optimizer_that_needs_the_graph_is_refused() -> None:
     class Curved(torch.optim.SGD):
         def step(self):  # type: ignore[no-untyped-def, override]
             held = self.param_groups[0]["params"]
@@ -179,7 +179,7 @@ def test_a_clip_scales_as_torch_does() -> None:
     gradient = nn.Parameter(torch.zeros(3))
     gradient.grad = torch.tensor([3.0, 0.0, 4.0])
     torch.nn.utils.clip_grad_norm_([gradient], 1.0)
-    found = torch.tensor([3.0, 0.0, 4.0]) * Clip(max_norm=1.0).factor(5.0)
-    assert torch.equal(found, gradient.grad)
+    result = torch.tensor([3.0, 0.0, 4.0]) * Clip(max_norm=1.0).factor(5.0)
+    assert torch.equal(result, gradient.grad)
     assert UNCLIPPED.factor(math.inf) == Clip(max_norm=9.0).factor(5.0) == 1.0
     assert [str(UNCLIPPED), str(Clip(1.0, 2.0))] == ["nothing", "norm 1 and value 2"]

@@ -1,4 +1,4 @@
-"""What a step puts in the place of parameters and state is in the block, as if made in place."""
+"""Parameters and state that a step replaces are in the block, as if changed in place."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ Rule = Callable[[nn.Parameter, dict[str, Any], float], None]
 
 
 class Own(Optimizer):
-    """Of the user's: a rule for one parameter."""
+    """A user's optimizer: a rule for one parameter."""
 
     def __init__(self, parameters: Any, rule: Rule) -> None:
         self.rule = rule
@@ -42,7 +42,7 @@ def new_state(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
 
 
 def old_memory(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
-    """Names that change places, and the weights that were."""
+    """State tensors that swap names, and the old weights."""
     new = one.grad + state.get("first", torch.zeros_like(one))
     state["second"], state["first"] = state.get("first", torch.zeros_like(one)), new
     state["before"] = one.data
@@ -50,7 +50,7 @@ def old_memory(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
 
 
 def rebuilt(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
-    """All of it anew, with a number."""
+    """All state is replaced, with a number."""
     count = state.get("t", 0) + 1
     state.clear()
     state.update(t=count, m=one.grad * count)
@@ -95,7 +95,7 @@ def _begun(rule: Rule, num_blocks: int) -> tuple[nn.Linear, Own, Layout, list[Te
 
 
 def _steps_in_turn(rule: Rule, num_steps: int = 6) -> None:
-    """Updates by two members that take turns in two blocks, as the store's, beside plain ones."""
+    """Updates by two members that take turns in two blocks, as in the store, beside plain ones."""
     model, optimizer, layout, blocks = _begun(rule, 2)
     plain = nn.Linear(3, 2)
     plain.load_state_dict(model.state_dict())
@@ -103,7 +103,9 @@ def _steps_in_turn(rule: Rule, num_steps: int = 6) -> None:
     parameters = list(model.parameters())
     for place, one in zip(layout.parameters.places, parameters, strict=True):
         place.view(blocks[0]).copy_(one.detach())
-    updaters = [[Updater(optimizer, parameters, layout, one) for one in blocks] for _ in range(2)]
+    updaters = [
+        [Updater(optimizer, parameters, layout, block) for block in blocks] for _ in range(2)
+    ]
     slot = torch.zeros(layout.slot_bytes, dtype=torch.uint8)
     for number in range(num_steps):
         new = blocks[(number + 1) % 2]
@@ -122,7 +124,7 @@ def _steps_in_turn(rule: Rule, num_steps: int = 6) -> None:
 
 
 @pytest.mark.parametrize("rule", [new_weights, new_state, old_memory, rebuilt])
-def test_what_a_step_replaces_is_in_the_block(rule: Rule) -> None:
+def test_parameters_and_state_replaced_by_a_step_are_in_the_block(rule: Rule) -> None:
     _steps_in_turn(rule)
 
 
@@ -136,12 +138,12 @@ def test_what_a_step_replaces_is_in_the_block(rule: Rule) -> None:
         (no_tensor, "has replaced the tensor 'm' of 'weight' by a float"),
     ],
 )
-def test_what_has_no_place_in_the_block_is_refused(rule: Rule, words: str) -> None:
+def test_a_replacement_without_a_place_in_the_block_is_refused(rule: Rule, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         _steps_in_turn(rule)
 
 
-def test_a_step_that_was_undone_leaves_nothing_to_miss() -> None:
+def test_a_reverted_step_leaves_no_missing_state() -> None:
     _, optimizer, layout, (block,) = _begun(new_state, 1)
     updater = Updater(optimizer, optimizer.param_groups[0]["params"], layout, block)
     slot = torch.zeros(layout.slot_bytes, dtype=torch.uint8)
