@@ -30,7 +30,7 @@ from paceline.protocols.base import SyncProtocol
 
 
 def _values(name: str, num_workers: int) -> list[str]:
-    """The protocol with its least number, a middle one, and the largest or one beyond the workers."""
+    """The protocol with its least number, a middle one, and the largest or more than workers."""
     arguments = PROTOCOLS[name].arguments
     if not arguments:
         return [name]
