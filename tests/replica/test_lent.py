@@ -1,4 +1,4 @@
-"""Gradients that a script keeps over the next pass stay what they were, as in plain PyTorch."""
+"""Gradients that a script keeps over the next pass are unchanged, as in plain PyTorch."""
 
 import weakref
 from collections.abc import Callable
@@ -24,7 +24,7 @@ KEEPS: dict[str, Callable[[Tensor], Any]] = {
 
 
 def made() -> tuple[Replica, Tensor]:
-    """A replica whose gradients are gathered, and where."""
+    """A replica whose gradients are gathered, and their slot."""
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     one = Replica(model, optimizer, optimizer)
@@ -40,13 +40,13 @@ def differentiate(one: Replica, factor: float, **options: bool) -> None:
 
 
 def pushed(one: Replica, slot: Tensor) -> list[Tensor]:
-    """What goes out now."""
+    """The gradients pushed now."""
     one.collect(memoryview(bytearray(len(one.parameters))))
     return [place.view(slot).clone() for place in one.layout.parameters.places]
 
 
 def are_gathered(one: Replica, slot: Tensor) -> bool:
-    """Whether each ``.grad`` is where it goes out."""
+    """Whether each ``.grad`` is in the slot that is pushed."""
     places = [place.view(slot) for place in one.layout.parameters.places]
     grads = [parameter.grad for parameter in one.parameters]
     return all(
@@ -60,7 +60,7 @@ def are_equal(some: list[Tensor], others: list[Tensor], factor: float = 1.0) -> 
 
 
 @pytest.mark.parametrize("how", KEEPS)
-def test_what_is_kept_stays_and_what_goes_out_is_the_new_one(how: str) -> None:
+def test_kept_gradients_are_unchanged_and_new_ones_are_pushed(how: str) -> None:
     one, slot = made()
     differentiate(one, 1.0)
     first = pushed(one, slot)
@@ -76,7 +76,7 @@ def test_what_is_kept_stays_and_what_goes_out_is_the_new_one(how: str) -> None:
     assert are_equal(first, later, 4.0)  # type: ignore[arg-type]  # the same
 
 
-def test_what_nobody_keeps_is_gathered_as_it_is_computed() -> None:
+def test_unkept_gradients_are_gathered_without_a_copy() -> None:
     one, slot = made()
     for _ in range(3):
         differentiate(one, 1.0)
@@ -85,7 +85,7 @@ def test_what_nobody_keeps_is_gathered_as_it_is_computed() -> None:
         pushed(one, slot)
 
 
-def test_what_is_kept_is_not_zeroed_by_a_push_without_it() -> None:
+def test_a_kept_gradient_is_not_zeroed_by_a_push_without_it() -> None:
     one, slot = made()
     differentiate(one, 1.0)
     kept = one.parameters[0].grad
@@ -95,7 +95,7 @@ def test_what_is_kept_is_not_zeroed_by_a_push_without_it() -> None:
     assert torch.equal(kept, before)
 
 
-def test_what_is_kept_is_not_written_by_another_gradient_in_its_place() -> None:
+def test_a_kept_gradient_is_not_overwritten_by_a_replacement() -> None:
     one, slot = made()
     edits = Edits(one, is_refused=True)
     differentiate(one, 1.0)
@@ -110,7 +110,7 @@ def test_what_is_kept_is_not_written_by_another_gradient_in_its_place() -> None:
 
 
 @pytest.mark.parametrize("change", [lambda one: one.mul_(0.5), lambda one: one.data.mul_(0.5)])
-def test_changes_are_found_as_before(change: Callable[[Tensor], Tensor]) -> None:
+def test_changes_of_kept_gradients_are_found(change: Callable[[Tensor], Tensor]) -> None:
     one, _ = made()
     edits = Edits(one, is_refused=True)
     for _ in range(2):
@@ -126,11 +126,11 @@ def test_changes_are_found_as_before(change: Callable[[Tensor], Tensor]) -> None
 
 
 class Token:
-    """Lies in the graph of a pass."""
+    """Part of the graph of a pass."""
 
 
 def differentiate_twice(one: Replica, token: Token) -> list[Tensor]:
-    """The product of the Hessian with ones, of what lies in ``.grad``."""
+    """The product of the Hessian with ones, computed from ``.grad``."""
     one.model.zero_grad()
     outputs = one.model(torch.ones(1, 3, dtype=torch.float64))
     outputs.register_hook(lambda gradient, token=token: gradient)
@@ -140,22 +140,22 @@ def differentiate_twice(one: Replica, token: Token) -> list[Tensor]:
     return list(torch.autograd.grad(grads, one.parameters, ones))
 
 
-def test_the_graph_of_a_gradient_is_of_its_own_pass_and_goes_with_it() -> None:
+def test_the_graph_of_a_gradient_is_of_its_own_pass_and_freed_with_it() -> None:
     one, slot = made()
-    found, tokens = [], list[Any]()
+    results, tokens = [], list[Any]()
     for _ in range(3):
         token = Token()
         tokens.append(weakref.ref(token))
-        found.append(differentiate_twice(one, token))
+        results.append(differentiate_twice(one, token))
         grads: list[Any] = [parameter.grad for parameter in one.parameters]
         assert are_equal([grad.detach() for grad in grads], pushed(one, slot))
         del token, grads
     one.model.zero_grad()
-    assert are_equal(found[0], found[1])
+    assert are_equal(results[0], results[1])
     assert [token() for token in tokens] == [None, None, None]
 
 
-def test_of_several_optimizers_each_is_pushed_with_its_own() -> None:
+def test_each_of_several_optimizers_pushes_its_own_gradients() -> None:
     model = nn.Linear(1, 1)
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.SGD([one], lr=0.1) for one in (model.weight, model.bias)
@@ -171,12 +171,12 @@ def test_of_several_optimizers_each_is_pushed_with_its_own() -> None:
         kept += [parameter.grad for parameter in one.parameters]
         for part in range(2):
             with aside.only(part):
-                found = [float(value) for value in pushed(one, slot)]
-            assert found == [factor * (part == 0), 2 * factor * (part == 1)]
+                results = [float(value) for value in pushed(one, slot)]
+            assert results == [factor * (part == 0), 2 * factor * (part == 1)]
     assert [float(grad) for grad in kept] == [1.0, 2.0, 2.0, 4.0]  # type: ignore[arg-type]  # the same
 
 
-def test_who_holds_a_place_is_counted() -> None:
+def test_references_to_a_place_are_counted() -> None:
     one, _ = made()
     places = [place.alone(one.outgoing) for place in one.layout.parameters.places]
     lent = LentPlaces(places)
