@@ -324,7 +324,7 @@ def test_a_damaged_newest_checkpoint_is_reported_in_one_line(tmp_path: Path) -> 
     path.write_bytes(data)
     listener = Listener()
     run = go(ADAM, tmp_path, listener, resume=str(cut_run.folder), epochs=EPOCHS)
-    (line,) = [one for one in listener.said if "checkpoint is damaged" in one]
+    (line,) = [note for note in listener.said if "checkpoint is damaged" in note]
     assert line.endswith(
         f"its sha256 does not match; checkpoint {newest - 1}, the one before, is used instead"
     )
@@ -341,7 +341,7 @@ def test_a_full_disk_is_reported_in_one_line_and_the_run_continues(tmp_path: Pat
         listener = Listener()
         run = go(ADAM, tmp_path, listener, workers=2, engine="inline")
         assert run.summary.ended == "finished"
-        (line,) = [one for one in listener.said if "checkpoint" in one]
+        (line,) = [note for note in listener.said if "checkpoint" in note]
         assert line.startswith(f"a checkpoint could not be written to {folder / 'checkpoints'}: ")
 
 
@@ -588,7 +588,7 @@ def test_a_run_with_a_damaged_trace_can_be_cut_off_repeatedly(tmp_path: Path, sh
     assert is_same(run, whole)
     assert sum("the trace was damaged" in note for note in run.notes) == 1
     records = run.records
-    resumed = [number for number, one in enumerate(records) if isinstance(one, Resumed)]
+    resumed = [number for number, record in enumerate(records) if isinstance(record, Resumed)]
     assert [record.version for record in records if isinstance(record, Resumed)] == [9, 15]
     made = [record for record in records[resumed[0] :] if isinstance(record, Ordered)]
     assert sum(isinstance(one.order, Apply) for one in made) == UPDATES - 9

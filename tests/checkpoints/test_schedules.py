@@ -92,25 +92,27 @@ def test_the_newest_resumable_checkpoint_is_used(
     """Of the last two checkpoints the newer is from the stop, inside an epoch."""
     settings = {"workers": 2, "protocol": "full-sync", "engine": "inline"}
     whole = _run(case, tmp_path / "whole", **settings)
-    said: list[str] = []
-    monkeypatch.setattr(QuietObserver, "note", lambda self, text: said.append(text))
+    notes: list[str] = []
+    monkeypatch.setattr(QuietObserver, "note", lambda self, text: notes.append(text))
     cut = tmp_path / "cut"
     _run(case, cut, updates=14, checkpoint_every="1 epoch", keep=2, **settings)
-    assert not any("no checkpoint inside an epoch" in one for one in said)
+    assert not any("no checkpoint inside an epoch" in note for note in notes)
     _assert_same(_run(case, cut, resume=True, updates=10**6), whole)
-    assert any("the one before, is used instead" in one for one in said)
+    assert any("the one before, is used instead" in note for note in notes)
 
 
 def test_checkpoints_that_cannot_be_resumed_from_are_reported_during_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(QuietObserver, "note", lambda self, text: said.append(text))
+    notes: list[str] = []
+    monkeypatch.setattr(QuietObserver, "note", lambda self, text: notes.append(text))
     settings = {"workers": 2, "protocol": "full-sync", "engine": "inline"}
     _run("each", tmp_path / "each", **settings)
-    assert not any("no checkpoint inside an epoch" in one for one in said)
+    assert not any("no checkpoint inside an epoch" in note for note in notes)
     _run("every fourth, last", tmp_path / "fourth", **settings)
-    (result,) = (one for one in said if "no checkpoint inside an epoch can be resumed from" in one)
+    (result,) = (
+        note for note in notes if "no checkpoint inside an epoch can be resumed from" in note
+    )
     assert "ExponentialLR is stepped in a rhythm of its own inside the loop" in result
     assert "--checkpoint-every '1 epoch'" in result
 

@@ -93,7 +93,7 @@ def test_a_renamed_checkpoint_without_a_pointer_is_the_newest(
         with pytest.raises(KeyboardInterrupt):
             writer.write(asked, memory.buffer)
     here.finish()
-    assert [Path(one["sealed"]).name for one in here.answers()] == ["2"]
+    assert [Path(answer["sealed"]).name for answer in here.answers()] == ["2"]
     assert CheckpointFolder(tmp_path).newest().json("run.json") == {"version": 2}
     here.close()
 
@@ -141,10 +141,10 @@ def test_a_run_with_a_stopped_writer_ends_with_correct_checkpoints(
     assert run.num_epochs_ended() == epochs
     checkpoints = CheckpointFolder(run.folder / "checkpoints")
     results = [checkpoints.check(number) for number in range(1, epochs + 1)]
-    for epoch, one in enumerate(results, start=1):
-        assert one.json("run.json")["epoch"] == epoch
+    for epoch, result in enumerate(results, start=1):
+        assert result.json("run.json")["epoch"] == epoch
         alone = plain_loop(replace(TASK, epochs=epoch))
-        saved = load_file(one.path / MODEL)  # without the second name of what is tied
+        saved = load_file(result.path / MODEL)  # without the second name of what is tied
         assert differ(saved, {name: alone[name] for name in saved}) < 1e-6
 
 
@@ -165,14 +165,14 @@ def test_an_idle_stopped_writer_does_not_delay_the_end(
 def test_a_writer_without_a_reader_ends_silently(tmp_path: Path) -> None:
     """A killed launcher closes its end a moment before its writer is killed."""
     memory = SharedMemory.create(64)
-    unread, said = os.pipe()
+    unread, output = os.pipe()
     os.close(unread)
     ended = subprocess.run(
         [sys.executable, "-m", "paceline.checkpoints.writer", str(memory.fd)],
         input=json.dumps(request(tmp_path, {})).encode() + b"\n",
-        stdout=said, stderr=subprocess.PIPE, pass_fds=[memory.fd], timeout=60, check=False,
+        stdout=output, stderr=subprocess.PIPE, pass_fds=[memory.fd], timeout=60, check=False,
     )  # fmt: skip
-    os.close(said)
+    os.close(output)
     assert ended.stderr == b""
     assert not CheckpointFolder(tmp_path).is_empty
 

@@ -29,7 +29,7 @@ def faults(draw: st.DrawFn) -> Fault:
 
 @given(st.lists(faults(), max_size=4))
 def test_a_printed_plan_is_read_as_the_same_plan(some: list[Fault]) -> None:
-    assert FaultPlan.parse([str(one) for one in some], WORKERS) == FaultPlan(faults=tuple(some))
+    assert FaultPlan.parse([str(fault) for fault in some], WORKERS) == FaultPlan(faults=tuple(some))
 
 
 @given(st.lists(faults(), min_size=1, max_size=5), st.data())
@@ -45,7 +45,7 @@ def test_a_fault_that_has_happened_is_removed_once(some: list[Fault], data: st.D
 def test_every_fault_belongs_to_the_machine_or_one_worker() -> None:
     texts = ["kill worker 1 at update 3", "fill disk at 5s for 2s", "RAISE in worker 1 at step 2"]
     plan = FaultPlan.parse(texts, WORKERS)
-    assert [one.kind for one in plan.of_worker(1)] == [Kind.KILL, Kind.RAISE]
+    assert [fault.kind for fault in plan.of_worker(1)] == [Kind.KILL, Kind.RAISE]
     assert [fault.kind for fault in plan.faults if fault.worker is None] == [Kind.FILL_DISK]
     assert plan.of_worker(0) == ()
     assert plan.faults[1] == Fault(kind=Kind.FILL_DISK, at_s=5.0, for_s=2.0)

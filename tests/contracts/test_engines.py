@@ -82,7 +82,7 @@ def test_one_order_of_pushes_gives_the_same_bytes(run_on: Any, engine: str, prot
 def test_buffers_are_those_of_one_process(run_on: Any, engine: str) -> None:
     result = run_on(engine, WITH_BATCH_NORM, "found", protocol="full-sync")
     expected = run_on("inline", WITH_BATCH_NORM, "expected", protocol="full-sync")
-    assert all(torch.equal(result.state[name], one) for name, one in expected.state.items())
+    assert all(torch.equal(result.state[name], value) for name, value in expected.state.items())
 
 
 @ALL
@@ -127,7 +127,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(
     whole = run_on(engine, folder="whole", **settings)
     run_on(engine, folder="parts", updates=3, **settings)
     result = run_on(engine, folder="parts", resume=str(tmp_path / "parts" / "run"), **settings)
-    assert all(torch.equal(result.state[name], one) for name, one in whole.state.items())
+    assert all(torch.equal(result.state[name], value) for name, value in whole.state.items())
 
 
 def test_the_table_lists_the_engines_of_the_setting() -> None:

@@ -30,7 +30,7 @@ EPOCHS = 3
 
 def _spellings(name: str) -> list[str]:
     arguments = PROTOCOLS[name].arguments
-    numbers = {min(one.minimum for one in arguments), 3} if arguments else {0}
+    numbers = {min(argument.minimum for argument in arguments), 3} if arguments else {0}
     return [with_number(name, number) for number in sorted(numbers)]
 
 

@@ -34,7 +34,7 @@ def _values(name: str, num_workers: int) -> list[str]:
     arguments = PROTOCOLS[name].arguments
     if not arguments:
         return [name]
-    is_limited = any(one.is_at_most_workers for one in arguments)
+    is_limited = any(argument.is_at_most_workers for argument in arguments)
     most, least = num_workers if is_limited else num_workers + 2, arguments[0].minimum
     numbers = {least, min(least + 1, most), most}
     return [with_number(name, number) for number in sorted(numbers)]

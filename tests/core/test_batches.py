@@ -57,7 +57,7 @@ def test_an_epoch_of_another_length_has_batches_of_the_usual_size() -> None:
         other = usual.with_ends(end)
         assert (other.end, other.num_batches, other.own_ends) == (end, -(-end // 4), end)
         assert other.cut(0, 0, 0) == usual.cut(0, 0, 0)
-    assert [one.stop for one in usual.with_ends(10).cut(2, 0, 0)] == [9, 10]
+    assert [lease.stop for lease in usual.with_ends(10).cut(2, 0, 0)] == [9, 10]
 
 
 def test_batches_of_a_custom_sampler_are_kept() -> None:
@@ -86,8 +86,10 @@ def test_with_columns_a_part_has_the_same_places_in_every_batch(
             assert (lease.start, lease.stop) == (start + first, min(start + last, stop))
             assert batches.part_at(lease.start) == part
     every = _all(batches)
-    assert [batches.lease(i, 0, one.id) for i, one in enumerate(every)] == every
-    assert [p for one in every for p in range(one.start, one.stop)] == list(range(num_samples))
+    assert [batches.lease(i, 0, lease.id) for i, lease in enumerate(every)] == every
+    assert [p for lease in every for p in range(lease.start, lease.stop)] == list(
+        range(num_samples)
+    )
 
 
 def test_with_columns_all_batches_but_the_last_have_one_size() -> None:
@@ -111,7 +113,7 @@ def test_shares_of_a_batch_cover_it_once(
     """Each sample is in one of them, also where they are uneven; even shares equal even splits."""
     (first, size), (start, length) = own, whole
     borders = [start + length * part // parts for part in range(parts + 1)]
-    results = [share((first, first + size), (start, start + length), one) for one in borders]
+    results = [share((first, first + size), (start, start + length), border) for border in borders]
     assert (results[0], results[-1]) == (first, first + size)
     assert results == sorted(results)
     if size % parts == length % parts == 0:
@@ -170,8 +172,8 @@ def test_leases_are_found_by_position_and_index_without_making_all(
     every = cuts.all()
     assert batches.num_leases == len(every)
     assert [batches.lease(i, 0, first_id + i) for i in range(len(every))] == every
-    assert batches.num_leases_before(position) == sum(one.start < position for one in every)
-    expected = next((one.id for one in every if one.start >= position), 0)
+    assert batches.num_leases_before(position) == sum(lease.start < position for lease in every)
+    expected = next((lease.id for lease in every if lease.start >= position), 0)
     assert cuts.first_id(position) == expected
 
 

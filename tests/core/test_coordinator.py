@@ -111,9 +111,9 @@ def test_grants_without_faults_are_the_rounds_of_peers(
         rounds = [leases.of(number, member) for number in range(leases.num_rounds)]
         assert granted[member] == [own for own in rounds if own]
         if is_sticky:
-            own = [one for row in rounds for one in row]
-            assert [batches.part_at(one.start) for one in own] == [member] * len(own)
-            assert [batches.batch_at(one.start) for one in own] == list(range(len(own)))
+            own = [lease for row in rounds for lease in row]
+            assert [batches.part_at(lease.start) for lease in own] == [member] * len(own)
+            assert [batches.batch_at(lease.start) for lease in own] == list(range(len(own)))
 
 
 # -- grants ------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class StreamDriver(Driver):
     def _check_that_nobody_idles_in_vain(self) -> None:
         """Copies are made of leases with samples."""
         held = [lease for _, leases in self.at_work.values() for lease in leases]
-        if not self.is_closed or any(one.start < self.end for one in held):
+        if not self.is_closed or any(lease.start < self.end for lease in held):
             super()._check_that_nobody_idles_in_vain()
 
 

@@ -21,10 +21,10 @@ def test_leases_are_reserved_in_turns_to_each_depth_and_reported_once() -> None:
     ahead.set_depth(4, 2)
     ahead.set_depth(7, 1)
     ahead.top_up(*fresh(9), num_at_once=1)
-    assert [one.id for one in ahead.kept(4)] == [0, 2]
-    assert [one.id for one in ahead.news(7)] == [1]
+    assert [lease.id for lease in ahead.kept(4)] == [0, 2]
+    assert [lease.id for lease in ahead.news(7)] == [1]
     assert ahead.news(7) == ()
-    assert [one.id for one in ahead.untold(4)] == [0, 2]
+    assert [lease.id for lease in ahead.untold(4)] == [0, 2]
 
 
 def test_a_member_takes_its_oldest_reservation_and_another_its_newest() -> None:
@@ -43,7 +43,7 @@ def test_reservations_return_when_their_member_stops_prefetching() -> None:
     ahead = Lookahead()
     ahead.set_depth(4, 2)
     ahead.top_up(*fresh(2), num_at_once=1)
-    assert [one.id for one in ahead.forget(4)] == [0, 1]
+    assert [lease.id for lease in ahead.forget(4)] == [0, 1]
     assert not ahead.is_used
     assert ahead.forget(4) == []
 

@@ -36,7 +36,7 @@ def _driver(text: str, rng: random.Random, *, num_workers: int = 3) -> Driver:
 def _fitting(text: str, num_workers: int) -> str:
     """The protocol with a number that this many workers allow."""
     name, _, number = text.partition(":")
-    is_limited = any(one.is_at_most_workers for one in PROTOCOLS[name].arguments)
+    is_limited = any(argument.is_at_most_workers for argument in PROTOCOLS[name].arguments)
     is_too_much = is_limited and int(number) > num_workers
     return f"{name}:{num_workers}" if is_too_much else text
 

@@ -102,7 +102,7 @@ def test_a_lone_worker_or_a_few_steps_are_never_slow() -> None:
 
 def test_a_worker_that_was_slow_can_recover() -> None:
     service = times(w0=[0.1] * 32, w1=[0.5] * 32)
-    assert [one.worker for one in service.slow()] == [1]
+    assert [worker.worker for worker in service.slow()] == [1]
     for _ in range(32):
         service.add(1, 0.1)
     assert service.slow() == []

@@ -78,4 +78,4 @@ def test_without_a_seed_no_generator_is_seeded() -> None:
     torch.manual_seed(1)
     draws = [torch.rand(3) for _ in leased().each(cut(8, 8), is_seeded=False)]
     torch.manual_seed(1)
-    assert [torch.equal(one, torch.rand(3)) for one in draws] == [True, True]
+    assert [torch.equal(draw, torch.rand(3)) for draw in draws] == [True, True]

@@ -52,7 +52,7 @@ def test_a_lone_worker_gets_the_same_batches_with_any_number_of_loader_workers(
 def test_another_number_of_loader_workers_keeps_the_start_method() -> None:
     loader = DataLoader(DATA, num_workers=1, multiprocessing_context="fork")
     remade = plain_batches(loader, CPU, Speed(loader_workers=2))
-    seen = [type(one).__name__ for one in remade._workers]  # type: ignore[attr-defined]
+    seen = [type(process).__name__ for process in remade._workers]  # type: ignore[attr-defined]
     assert seen == ["ForkProcess", "ForkProcess"]
 
 

@@ -148,10 +148,10 @@ def test_a_damaged_copy_is_replaced_or_overruled_by_an_intact_one(tiny, place: s
     result = inspect(tiny.data_set, tiny.env)
     assert result.state is FetchState.DAMAGED
     assert "test-images is damaged" in result.problem
-    said: list[str] = []
+    notes: list[str] = []
     machine = Machine(web=_web(tiny, "https://first.invalid/"))
-    assert fetch("tiny", env=tiny.env, outside=machine, say=said.append).source == "the web"
-    assert said[0] == result.problem
+    assert fetch("tiny", env=tiny.env, outside=machine, say=notes.append).source == "the web"
+    assert notes[0] == result.problem
     assert inspect(tiny.data_set, tiny.env).state is FetchState.HERE
 
 

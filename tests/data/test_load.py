@@ -64,13 +64,13 @@ def test_without_permission_to_fetch_digits_stand_in_and_no_network_is_used(tiny
 
 
 def test_digits_stand_in_when_a_fetch_fails_and_the_reasons_are_given(tiny) -> None:
-    said: list[str] = []
+    notes: list[str] = []
     choice = choose(
-        "tiny", fetch_missing=True, env=tiny.env, outside=Unreachable(), say=said.append
+        "tiny", fetch_missing=True, env=tiny.env, outside=Unreachable(), say=notes.append
     )
     assert choice.name == STAND_IN
     assert "could not be fetched" in choice.note
-    assert "first.invalid: no route" in said[-1]
+    assert "first.invalid: no route" in notes[-1]
 
 
 def test_the_stand_in_is_loaded_instead(tiny) -> None:

@@ -107,7 +107,7 @@ def test_positions_of_other_types_are_kept_unchanged(positions: list[Any]) -> No
     order = order_of(sampler=Listed(positions, len(positions)))
     order.draw(0)
     assert list(order.indices) == positions
-    assert [type(one) for one in order.indices] == [type(one) for one in positions]
+    assert [type(index) for index in order.indices] == [type(one) for one in positions]
 
 
 def test_drawing_leaves_every_generator_unchanged() -> None:
@@ -140,8 +140,8 @@ def test_a_sampler_with_replacement_is_drawn_only_as_far_as_needed() -> None:
     orders = [EpochOrder(one, 3) for one in (long, short, long)]
     assert orders[0].count() == (int(1e10), int(2.5e9))
     state = torch.get_rng_state()
-    for one in orders:
-        one.draw(1)
+    for order in orders:
+        order.draw(1)
     assert torch.equal(torch.get_rng_state(), state)
     assert list(orders[0].indices[:640]) == list(orders[1].indices)
     assert list(orders[0].indices[100_000:100_004]) == list(orders[2].indices[100_000:100_004])

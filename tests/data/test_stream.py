@@ -210,9 +210,9 @@ def test_a_frame_can_be_read_repeatedly_and_each_read_is_a_copy() -> None:
 @pytest.mark.parametrize("first", [0, 1000])
 def test_tensors_that_a_loader_worker_put_into_a_file_stay_there(first: int) -> None:
     whole = [torch.arange(20_000.0) + n for n in range(4)]
-    for one in whole:
-        one.share_memory_()
-    batch = {"many": [one[first:] for one in whole], "few": torch.ones(3)}
+    for tensor in whole:
+        tensor.share_memory_()
+    batch = {"many": [tensor[first:] for tensor in whole], "few": torch.ones(3)}
     expected = [one.clone() for one in batch["many"]]
     frame = encode(4, batch)
     assert [part.file for part in frame.parts] == [0, 1, 2, 0, 0, 0]
@@ -247,8 +247,8 @@ def test_an_error_names_the_line_in_the_users_own_code() -> None:
         f'  File "{torch.__file__}", line 3, in fetch\n  File "/home/me/data.py", line 7, in read\n'
         "KeyError: 'label'"
     )
-    said = explain(RuntimeError(text))
-    assert said.splitlines()[0] == (
+    message = explain(RuntimeError(text))
+    assert message.splitlines()[0] == (
         "the stream cannot be read any further: KeyError: 'label', at /home/me/data.py:7 in read"
     )
 

@@ -22,13 +22,13 @@ def test_lines_and_gradients_of_all_ranks_are_one_sum(
         bucket.of(one.mean).fill_(1.0)
         one.put(seat, torch.frombuffer(bytearray(line), dtype=torch.uint8))
     total = torch.stack([rank.whole for rank in ranks]).sum(0)
-    for one in ranks:
-        one.whole.copy_(total)
+    for rank in ranks:
+        rank.whole.copy_(total)
         every = torch.empty(24 * len(lines), dtype=torch.uint8)
-        one.read(every)
+        rank.read(every)
         assert bytes(every.tolist()) == b"".join(lines)
-        assert bucket.of(one.mean).tolist() == [float(len(lines))] * 8
-        assert not one.mean[bucket.stop :].any()
+        assert bucket.of(rank.mean).tolist() == [float(len(lines))] * 8
+        assert not rank.mean[bucket.stop :].any()
 
 
 def test_a_bucket_is_multiplied_as_a_whole() -> None:

@@ -88,7 +88,7 @@ def test_buckets_contain_every_gradient_once() -> None:
     parameters = {"a": large, "b": torch.zeros(7), "c": torch.zeros(3).half(), "d": large}
     section = lay_out(parameters.items(), [], []).parameters
     buckets = make_buckets(section, large.device)
-    assert [one.numbers for one in buckets] == [(3,), (2,), (1, 0)]
+    assert [bucket.numbers for bucket in buckets] == [(3,), (2,), (1, 0)]
     assert buckets[0].span.stop == section.stop
     for one, following in pairwise(buckets):
         assert one.span.start == following.span.stop

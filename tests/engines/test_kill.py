@@ -108,9 +108,9 @@ def test_the_new_main_workers_output_is_shown_from_its_turn_on(
         threads=1,
         delay=("10ms",),  # nobody takes a whole epoch before the other has begun
     )
-    said = io.StringIO()
-    launcher.launch_run(program, settings, QuietObserver(said))
-    shown = [line for line in said.getvalue().splitlines() if not line.startswith("note: ")]
+    text = io.StringIO()
+    launcher.launch_run(program, settings, QuietObserver(text))
+    shown = [line for line in text.getvalue().splitlines() if not line.startswith("note: ")]
     assert shown[:2] == ["epoch 0 by worker 0", "epoch 1 by worker 0"]
     assert shown[2].startswith("my last words")
     assert [line[-21:] for line in shown[-2:]] == ["epoch 2 by worker 1", "epoch 3 by worker 1"]

@@ -65,9 +65,9 @@ def test_a_small_sum_that_all_wait_for_uses_a_tree(
                stdout=PIPE, stderr=PIPE)
         for rank in range(size)
     ]  # fmt: skip
-    for one in ranks:
-        out, err = one.communicate(timeout=60)
-        assert one.returncode == 0, err
+    for rank in ranks:
+        out, err = rank.communicate(timeout=60)
+        assert rank.returncode == 0, err
         late, large = 28, (1 << 20) + 4
         expected = [late, large] if is_near else [late, 4004, large, 16, 16]
         assert out.strip() == str(expected)
@@ -140,6 +140,6 @@ def test_ranks_of_several_machines_watch_the_next_one_and_the_meeting_place(
     assert all(all_of_them.acquire(timeout=10.0) for _ in range(6))
     servers = [line._server.getsockname() for line in lines]
     assert sorted(held) == sorted([*servers, *[("127.0.0.1", port)] * 3])
-    for one in lines:
-        one._server.close()  # its process has ended
+    for line in lines:
+        line._server.close()  # its process has ended
     assert told == []

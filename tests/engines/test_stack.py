@@ -73,4 +73,4 @@ def test_a_script_below_pythons_own_folder_is_the_users() -> None:
     assert not is_foreign(f"{os.path.dirname(os.__file__)}-mine/train.py")
     foreign = [json.__file__, pytest.__file__, stack.__file__, "<frozen runpy>"]
     foreign.append("/usr/lib/python3/dist-packages/numpy/linalg.py")
-    assert [one for one in foreign if not is_foreign(one)] == []
+    assert [path for path in foreign if not is_foreign(path)] == []

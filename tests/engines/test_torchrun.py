@@ -248,11 +248,11 @@ def test_ranks_started_with_different_settings_are_named(tmp_path: Path) -> None
     first = {**meet, "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}
     second = {**meet, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     ended = run_alone(tmp_path, [first, {**second, "PACELINE_PROTOCOL": "local-sgd:2"}])
-    assert [one.code for one in ended] == [2, 2]
+    assert [rank.code for rank in ended] == [2, 2]
     assert "protocol is 'full-sync' and 'local-sgd:2'" in ended[0].said
     assert ended[1].errors == []
     good = run_alone(tmp_path, [first, second])
-    assert [one.code for one in good] == [0, 0], good
+    assert [rank.code for rank in good] == [0, 0], good
 
 
 # -- without a process ----------------------------------------------------------------------------
@@ -421,7 +421,7 @@ def lines_of(num_seats: int) -> list[GatheredLines]:
 
     class Group:
         def all_gather(self, mine: Tensor, out: Tensor) -> SimpleNamespace:
-            out.copy_(torch.cat([one._own for one in all_lines]))
+            out.copy_(torch.cat([line._own for line in all_lines]))
             return SimpleNamespace(wait=lambda: None)
 
     for seat, (_, control) in enumerate(controls):
@@ -429,8 +429,8 @@ def lines_of(num_seats: int) -> list[GatheredLines]:
             GatheredLines(control, seat, Clock(), Group(), carriers[seat])  # type: ignore[arg-type]
         )
     for _ in range(2):  # the first time makes what the second one gathers
-        for one in all_lines:
-            assert one.num_bytes
+        for line in all_lines:
+            assert line.num_bytes
     return all_lines
 
 

@@ -82,7 +82,7 @@ class SameInAll:
 def test_equal_buffers_of_any_dtype_are_unchanged_by_averaging() -> None:
     numbers = torch.arange(2000.0) / 64 + 1.0
     types = (torch.float32, torch.bfloat16, torch.float16, torch.int16, torch.uint16, torch.bool)
-    buffers = [numbers.to(one) for one in types]
+    buffers = [numbers.to(dtype) for dtype in types]
     member = object.__new__(DistributedAveraging)
     member._group = SameInAll()  # type: ignore[assignment]  # only what buffers need
     member._replica = SimpleNamespace(buffers=[buffer.clone() for buffer in buffers])  # type: ignore[assignment]  # as above

@@ -293,7 +293,7 @@ def test_unsent_residual_is_kept_when_gradients_are_cut(name: str) -> None:
     compressed.keep([1] * 6, exchange_alone(compressed, block))
     before = compressed.remember()
     places = section_of(Mixed()).places
-    ends = [*(one.offset for one in places[1:]), section_of(Mixed()).stop]
+    ends = [*(place.offset for place in places[1:]), section_of(Mixed()).stop]
     spans = [Span(one.offset, end, one.dtype) for one, end in zip(places, ends, strict=True)]
     compressed.cut(spans[::-1])
     after = compressed.remember()
@@ -442,10 +442,10 @@ def test_the_formula_matches_the_bytes_that_the_system_counts(
         )
         for rank in range(num_ranks)
     ]
-    for one in ranks:
-        said, _ = one.communicate(timeout=80)
-        assert one.returncode == 0
-        lines = [line.split() for line in said.splitlines()]
+    for rank in ranks:
+        output, _ = rank.communicate(timeout=80)
+        assert rank.returncode == 0
+        lines = [line.split() for line in output.splitlines()]
         assert [line[0] for line in lines] == texts
         for text, counted, formula in lines:
             # gloo has a header for each part of a message that it sends separately

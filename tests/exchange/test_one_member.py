@@ -52,7 +52,7 @@ class ToldChannel:
         return [message, self.to_come.popleft()] if isinstance(message, messages.Job) else [message]
 
     def last(self, kind: type) -> Any:
-        return next(one for one in reversed(self.sent) if isinstance(one, kind))
+        return next(message for message in reversed(self.sent) if isinstance(message, kind))
 
 
 class Rig:
@@ -130,7 +130,12 @@ def test_an_epoch_between_peers_ends_with_reported_rounds() -> None:
     for _ in LEASES:
         rig.step()
     assert rig.member.grant() is None
-    told = [row for one in rig.channel.sent if isinstance(one, messages.Rounds) for row in one.rows]
+    told = [
+        row
+        for message in rig.channel.sent
+        if isinstance(message, messages.Rounds)
+        for row in message.rows
+    ]
     assert [row.entries[0].num_samples for row in told] == [2, 2, 2, 2]
     rig.channel.to_come += [messages.OpenEpoch(1, False, -1, 4, (0,), 0.0), rig.grant(3)]
     assert rig.member.open_epoch(1, None)

@@ -67,14 +67,14 @@ def test_the_last_member_at_a_barrier_wakes_all_sleepers(monkeypatch: pytest.Mon
     monkeypatch.setattr(rounds, "_WAIT_S", 30.0)  # nobody looks again by itself
     control = Control(SharedMemory.create(control_bytes(3)), 3)
     seats = [Barrier(control, seat, Clock()) for seat in range(3)]
-    sleepers = [threading.Thread(target=one.wait) for one in seats[:2]]
-    for one in sleepers:
-        one.start()
+    sleepers = [threading.Thread(target=barrier.wait) for barrier in seats[:2]]
+    for thread in sleepers:
+        thread.start()
     time.sleep(0.2)  # longer than they look for the others
     seats[2].wait()
-    for one in sleepers:
-        one.join(5.0)
-    assert not any(one.is_alive() for one in sleepers)
+    for thread in sleepers:
+        thread.join(5.0)
+    assert not any(thread.is_alive() for thread in sleepers)
     assert control[MET] == 1
 
 
@@ -101,7 +101,7 @@ def test_rounds_are_reported_once() -> None:
     told.tell()
     told.note(3, [line().entry(0)], snapshot=8)
     told.tell()
-    assert [(one.first, len(one.rows)) for one in sent] == [(0, 3), (3, 1)]
+    assert [(message.first, len(message.rows)) for message in sent] == [(0, 3), (3, 1)]
     assert sent[0].rows[0].entries[1].fault == 2
 
 
@@ -112,11 +112,13 @@ def test_members_keep_no_rounds_that_the_first_has_reported() -> None:
     for number in range(3):
         for one in (first, second):
             one.note(number, [line().entry(0)] * 2, snapshot=int(number == 1))
-    assert [(one.first, len(one.rows)) for one in sent] == [(0, 2)]  # with the checkpoint
+    assert [(message.first, len(message.rows)) for message in sent] == [
+        (0, 2)
+    ]  # with the checkpoint
     assert [number for number, _ in second._rows] == [2]
     first.end(3)
     second.end(3)
-    assert [(one.first, len(one.rows)) for one in sent] == [(0, 2), (2, 1)]
+    assert [(message.first, len(message.rows)) for message in sent] == [(0, 2), (2, 1)]
 
 
 def test_rounds_of_a_dead_first_member_are_reported_by_the_next() -> None:
@@ -128,7 +130,7 @@ def test_rounds_of_a_dead_first_member_are_reported_by_the_next() -> None:
             one.note(number, [line().entry(0)] * 2, snapshot=int(number == 0))
     control[control.gone[0]] = 1
     second.end(3)
-    assert [(one.first, len(one.rows)) for one in sent] == [(0, 1), (1, 2)]
+    assert [(message.first, len(message.rows)) for message in sent] == [(0, 1), (1, 2)]
 
 
 @pytest.mark.parametrize("order", itertools.permutations(range(4)), ids=str)
@@ -137,7 +139,7 @@ def test_rounds_are_taken_in_order_from_any_member(order: tuple[int, ...]) -> No
     told = [range(32), range(32, 64), range(64, 96), range(90, 100)]
     book, heard = RoundsBook([0, 1]), list[float]()
     for number in order:
-        rows = [messages.Row(float(one), ()) for one in told[number]]
+        rows = [messages.Row(float(position), ()) for position in told[number]]
         heard += [row.over_s for row in book.take(told[number][0], rows)]
     assert heard == [float(one) for one in range(100)]
     assert not book.take(90, [messages.Row(90.0, ())])

@@ -163,11 +163,11 @@ def run_ranks(folder: Path, text: str, num_ranks: int) -> list[tuple[int, str, s
         for rank in range(num_ranks)
     ]
     try:
-        said = [rank.communicate(timeout=100) for rank in ranks]
+        outputs = [rank.communicate(timeout=100) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    return [(rank.wait(), *words) for rank, words in zip(ranks, said, strict=True)]
+    return [(rank.wait(), *words) for rank, words in zip(ranks, outputs, strict=True)]
 
 
 @pytest.mark.parametrize("num_ranks", [3, 4])
@@ -186,8 +186,8 @@ def test_a_rank_death_is_reported_to_the_others(tmp_path: Path) -> None:
     assert ended[1][0] == -9
     for code, out, err in (ended[0], ended[2], ended[3]):
         assert code == 0, err
-        said, after_s = out.split()
-        assert said == "gone"
+        output, after_s = out.split()
+        assert output == "gone"
         assert float(after_s) < 30.0
 
 

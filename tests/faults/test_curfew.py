@@ -136,12 +136,12 @@ def test_one_term_ends_the_run_within_ten_seconds(tmp_path: Path, at: str, hang:
         family = psutil.Process(run.pid).children(recursive=True)
         start_s = time.monotonic()
         run.send_signal(signal.SIGTERM)
-        said, _ = run.communicate(timeout=60)
+        output, _ = run.communicate(timeout=60)
         took_s = time.monotonic() - start_s
     finally:
         run.kill()
         run.wait()
-    assert run.returncode == 128 + signal.SIGTERM, said
+    assert run.returncode == 128 + signal.SIGTERM, output
     assert took_s < 10.0
     assert CheckpointFolder(tmp_path / "run" / "checkpoints").newest().note == ""
     _, alive = psutil.wait_procs(family, timeout=5)

@@ -45,7 +45,7 @@ class Victim:
 
     def _look(self) -> list[tuple[object, ...]]:
         every = [self.folder, *sorted(self.folder.rglob("*"))]
-        looks = [one.lstat() for one in every]
+        looks = [path.lstat() for path in every]
         return [
             (str(one), look.st_mode, look.st_uid, one.is_file() and one.read_bytes())
             for one, look in zip(every, looks, strict=True)
@@ -89,9 +89,9 @@ def test_a_new_run_writes_through_no_planted_file(
     path.parent.mkdir(parents=True)
     KINDS[kind](path, victim)
     settings: dict[str, Any] = {"log": "tensorboard" if name == "tensorboard" else "csv"}
-    said = attempt(lambda: train(TASK, tmp_path, engine="inline", updates=3, **settings))
+    message = attempt(lambda: train(TASK, tmp_path, engine="inline", updates=3, **settings))
     assert victim.is_whole
-    assert "\n" not in said
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -138,11 +138,11 @@ def test_a_resumed_run_writes_through_no_planted_file(
         settings = adopt(resolve(flags, env={}, is_call=True))
         launcher.launch_run(TaskProgram(task=TASK), settings, QuietObserver())
 
-    said = attempt(go_on)
+    message = attempt(go_on)
     assert victim.is_whole
-    assert "\n" not in said
-    if name in OLD and not (name.startswith("checkpoints/") and not said):
-        assert said
+    assert "\n" not in message
+    if name in OLD and not (name.startswith("checkpoints/") and not message):
+        assert message
 
 
 def test_reading_a_run_does_not_wait_for_a_pipe(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_new_files_are_writable_by_their_owner_only(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     every = [run.folder, *run.folder.rglob("*")]
-    assert not any(one.stat().st_mode & (stat.S_IWOTH | stat.S_IWGRP) for one in every)
+    assert not any(path.stat().st_mode & (stat.S_IWOTH | stat.S_IWGRP) for path in every)
     assert RunSettings().run_dir is None
 
 

@@ -84,7 +84,7 @@ def family(run: subprocess.Popen[bytes]) -> dict[str, psutil.Process]:
 def left(people: dict[str, psutil.Process]) -> list[str]:
     """The processes that are alive ``WITHIN_S`` later."""
     _, alive = psutil.wait_procs(list(people.values()), timeout=WITHIN_S)
-    return [name for name, one in people.items() if one in alive and not _is_over(one)]
+    return [name for name, process in people.items() if process in alive and not _is_over(process)]
 
 
 def _is_over(one: psutil.Process) -> bool:
@@ -136,7 +136,7 @@ def test_a_killed_worker_takes_only_its_own_children_along(
     people = family(run)
     people["worker 1"].kill()
     assert sorted(left({name: people[name] for name in ("worker 1", "loader 1")})) == []
-    others = {name: one for name, one in people.items() if not name.endswith("1")}
+    others = {name: process for name, process in people.items() if not name.endswith("1")}
     assert all(value.is_running() for value in others.values())
     run.send_signal(signal.SIGINT)
     run.wait(timeout=30)
@@ -156,8 +156,8 @@ def test_a_killed_worker_takes_only_its_own_children_along(
 def test_a_child_stopped_before_its_first_line_dies_with_its_launcher(begins: str) -> None:
     stops = "import os, signal; os.kill(pid, signal.SIGSTOP)\nprint(pid, flush=True); os._exit(0)"
     words = [sys.executable, "-c", f"{begins}\n{stops}"]
-    said = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, timeout=20)
-    pid, end_s = int(said.stdout), time.monotonic() + 2
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, timeout=20)
+    pid, end_s = int(done.stdout), time.monotonic() + 2
     try:
         while psutil.pid_exists(pid):
             assert time.monotonic() < end_s, psutil.Process(pid)

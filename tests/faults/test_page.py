@@ -191,4 +191,4 @@ def test_every_row_of_the_page_has_a_test(title: str, shown_by: dict[str, tuple[
 @pytest.mark.parametrize(("name", "function"), sorted({*SHOWN_BY.values(), *FORMS.values()}))
 def test_every_listed_test_exists(name: str, function: str) -> None:
     tree = ast.parse((TESTS / name).read_text())
-    assert function in [one.name for one in tree.body if isinstance(one, ast.FunctionDef)]
+    assert function in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]

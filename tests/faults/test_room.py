@@ -74,9 +74,9 @@ def end_of(process: "subprocess.Popen[str]") -> tuple[int, str]:
 
 def test_too_few_open_files_are_named_before_the_start(tmp_path: Path) -> None:
     few = launch(tmp_path, limit=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30)))
-    code, said = end_of(few)
+    code, output = end_of(few)
     assert code == 2
-    assert "2 workers need 54 open files, but 30 are allowed (ulimit -n)" in said
+    assert "2 workers need 54 open files, but 30 are allowed (ulimit -n)" in output
 
 
 def test_the_limit_of_open_files_is_raised_where_allowed(tmp_path: Path) -> None:
@@ -87,18 +87,18 @@ def test_the_limit_of_open_files_is_raised_where_allowed(tmp_path: Path) -> None
 def test_the_first_worker_refuses_more_workers_than_samples_in_a_batch(tmp_path: Path) -> None:
     """Before the others get that far and take memory."""
     process = launch(tmp_path, workers=12, before="if pace.worker: time.sleep(600)")
-    code, said = end_of(process)
+    code, output = end_of(process)
     assert code == 2
-    assert "8 samples an update cannot be shared by 12 mini-batches" in said
+    assert "8 samples an update cannot be shared by 12 mini-batches" in output
 
 
 def test_too_little_memory_to_import_torch_is_named(tmp_path: Path) -> None:
     most = 300 << 20
-    code, said = end_of(
+    code, output = end_of(
         launch(tmp_path, limit=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)))
     )
     assert code == 1
-    assert "300.0 MiB by ulimit -v" in said
+    assert "300.0 MiB by ulimit -v" in output
 
 
 def test_a_fork_server_that_cannot_import_gives_the_reason(
@@ -108,19 +108,19 @@ def test_a_fork_server_that_cannot_import_gives_the_reason(
     lines = f"import sys\nif '{name}' in sys.orig_argv: sys.modules['torch'] = None\n"
     (tmp_path / "sitecustomize.py").write_text(lines)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    code, said = end_of(launch(tmp_path))
+    code, output = end_of(launch(tmp_path))
     assert code == 1
-    assert "error: workers cannot be started: ModuleNotFoundError: import of torch halted" in said
+    assert "error: workers cannot be started: ModuleNotFoundError: import of torch halted" in output
 
 
 def test_a_worker_out_of_memory_names_the_limit(tmp_path: Path) -> None:
     most = 8 << 30
-    code, said = end_of(launch(
+    code, output = end_of(launch(
         tmp_path, after="taken.append(torch.zeros(2 << 30))",
         limit=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)),
     ))  # fmt: skip
     assert code == 1
-    assert "memory allowed here: 8.0 GiB by ulimit -v" in said
+    assert "memory allowed here: 8.0 GiB by ulimit -v" in output
 
 
 @pytest.fixture
@@ -166,8 +166,8 @@ def test_a_worker_killed_by_the_kernel_for_memory_is_named_with_the_limit(
         (group / "cgroup.procs").write_text(str(os.getpid()))
 
     more = "taken += [torch.ones(4 << 28)] if pace.worker == 1 else []"
-    code, said = end_of(launch(tmp_path, after=more, limit=enter))
-    assert "killed by signal 9, out of memory (allowed: 1.2 GiB by the control group" in said
+    code, output = end_of(launch(tmp_path, after=more, limit=enter))
+    assert "killed by signal 9, out of memory (allowed: 1.2 GiB by the control group" in output
     assert code == 0  # the other one does its work
 
 

@@ -25,11 +25,11 @@ def test_a_slow_worker_is_named_with_its_cost(tmp_path: Path, protocol: str, cos
         delay=("20ms",), slow=("1=4x",), epochs=1,
     )  # fmt: skip
     task = replace(TASK, data=functools.partial(samples, 1200))
-    said = io.StringIO()
-    summary = launcher.launch_run(TaskProgram(task=task), settings, QuietObserver(said))
+    text = io.StringIO()
+    summary = launcher.launch_run(TaskProgram(task=task), settings, QuietObserver(text))
     assert summary is not None
-    (note,) = [line for line in said.getvalue().splitlines() if "is slow" in line]
+    (note,) = [line for line in text.getvalue().splitlines() if "is slow" in line]
     assert note.startswith("note: worker 1 is slow: ")
     assert cost in note
-    assert [one.worker for one in summary.slow_workers] == [1]
+    assert [worker.worker for worker in summary.slow_workers] == [1]
     assert any(line.startswith("slow ") for line in render_summary(summary))

@@ -169,10 +169,10 @@ def test_the_runs_own_previous_checkpoint_is_used_with_a_note(run: Run, other: R
     checkpoints = run.folder / "checkpoints"
     shutil.copytree(other.folder / "checkpoints" / "1", checkpoints / "2")
     (checkpoints / "latest").write_text('{"checkpoint": 2}')
-    said: list[str] = []
-    summary = go_on(run.folder, said)
+    notes: list[str] = []
+    summary = go_on(run.folder, notes)
     assert summary.updates == 9
-    (note,) = [one for one in said if "is of another run" in one]
+    (note,) = [note for note in notes if "is of another run" in note]
     assert note.endswith("checkpoint 1, the one before, is used instead")
 
 

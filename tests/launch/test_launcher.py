@@ -40,9 +40,9 @@ def test_progress_resets_the_number_of_restarts(tmp_path: Path) -> None:
     these = Lives(settings, Origin(about={}), OpenFolder.open(tmp_path))
     lost = AllGone("worker 0 ended: killed by signal 9")
     for version in (-1, -1, 4, 2, 3, 5, 5, 5):
-        said = these.go_on(lost, version, ["kill worker 0 at update 3"])
-        assert said.endswith("the run begins again from the start")
-        assert these.origin.note == said
+        message = these.go_on(lost, version, ["kill worker 0 at update 3"])
+        assert message.endswith("the run begins again from the start")
+        assert these.origin.note == message
     assert these.settings.fault == ("kill worker 1 at 4s",)
     with pytest.raises(AllGone, match="3 times without getting beyond update 5"):
         these.go_on(lost, 5, [])

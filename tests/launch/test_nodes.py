@@ -119,11 +119,11 @@ def test_a_signal_ends_all_ranks_softly_and_torchrun_is_quiet(
 ) -> None:
     begun = begin(tmp_path, *FOREVER)
     os.killpg(begun.pid, number) if number == signal.SIGINT else begun.send_signal(number)
-    said, _ = begun.communicate(timeout=120)
-    assert begun.returncode == 128 + number, said
-    assert "Traceback" not in said
-    assert "Sending process" not in said  # nor anything else of torchrun
-    assert said.count("interrupted") == 2, said  # in the summary, and as the last word
+    output, _ = begun.communicate(timeout=120)
+    assert begun.returncode == 128 + number, output
+    assert "Traceback" not in output
+    assert "Sending process" not in output  # nor anything else of torchrun
+    assert output.count("interrupted") == 2, output  # in the summary, and as the last word
     assert CheckpointFolder(tmp_path / "run" / "checkpoints").newest().note == ""
 
 
@@ -160,13 +160,13 @@ def test_a_rank_in_a_long_evaluation_is_ended_before_torchrun_kills_all(tmp_path
         time.sleep(0.05)
     begun.send_signal(signal.SIGTERM)
     asked_s = time.monotonic()
-    said, _ = begun.communicate(timeout=120)
-    assert 15 < time.monotonic() - asked_s < 29, said
-    assert "worker 0 has not come to its end 2" in said
+    output, _ = begun.communicate(timeout=120)
+    assert 15 < time.monotonic() - asked_s < 29, output
+    assert "worker 0 has not come to its end 2" in output
     # Its first epoch's end is in no checkpoint yet, and the worker to copy it does not answer.
-    assert begun.returncode == 143, said
-    assert said.count("error:") == 1, said
-    assert "error: the end of the run could not be written" in said
+    assert begun.returncode == 143, output
+    assert output.count("error:") == 1, output
+    assert "error: the end of the run could not be written" in output
 
 
 @pytest.mark.timeout(300)
@@ -187,10 +187,10 @@ def test_an_error_is_reported_when_all_ranks_are_killed_at_once(tmp_path: Path) 
     for child in psutil.Process(begun.pid).children():
         if "multiprocessing" not in " ".join(child.cmdline()):
             child.kill()
-    said, _ = begun.communicate(timeout=120)
-    assert begun.returncode == 1, said
-    assert "Traceback" not in said
-    assert sum(line.startswith("error: ") for line in said.splitlines()) == 1, said
+    output, _ = begun.communicate(timeout=120)
+    assert begun.returncode == 1, output
+    assert "Traceback" not in output
+    assert sum(line.startswith("error: ") for line in output.splitlines()) == 1, output
 
 
 @pytest.mark.timeout(300)
@@ -199,7 +199,7 @@ def test_one_killed_rank_is_reported_by_the_other_only(tmp_path: Path, rank: str
     begun = begin(tmp_path, *FOREVER)
     children = psutil.Process(begun.pid).children()
     next(child for child in children if child.environ().get("RANK") == rank).kill()
-    said, _ = begun.communicate(timeout=120)
-    assert begun.returncode == 1, said
-    assert "all workers were killed" not in said
-    assert sum(line.startswith("error: ") for line in said.splitlines()) == 1, said
+    output, _ = begun.communicate(timeout=120)
+    assert begun.returncode == 1, output
+    assert "all workers were killed" not in output
+    assert sum(line.startswith("error: ") for line in output.splitlines()) == 1, output

@@ -102,9 +102,9 @@ def test_a_second_run_in_a_folder_is_refused_and_changes_nothing(
     first = waiting(tmp_path, *place, "--checkpoint-every", "1 epoch", epoch=1)
     before = contents(tmp_path / folder)
     for flags in [*((*place, *more) for more in others), ("--resume", folder)]:
-        code, said = ended(*flags)
+        code, output = ended(*flags)
         assert code == 2
-        (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+        (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
         assert any(words in line for words in TAKEN), line
         assert contents(tmp_path / folder) == before
     (tmp_path / "go").touch()
@@ -118,9 +118,9 @@ def test_a_killed_run_does_not_lock_its_folder(tmp_path: Path, ended: Ended) -> 
     first.kill()
     first.communicate()
     (tmp_path / "go").touch()
-    code, said = ended("--resume", "out")
-    assert code == 0, said
-    assert "going on with out at version" in said
+    code, output = ended("--resume", "out")
+    assert code == 0, output
+    assert "going on with out at version" in output
 
 
 def test_workers_of_a_killed_launcher_do_not_lock_the_folder(tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ def test_resume_auto_starts_anew_after_a_kill_before_the_first_checkpoint(
     best = {"best.json", "best.safetensors", "best-7.safetensors"}
     for name in (*best, "best-of-mine.safetensors"):
         (folder / name).touch()
-    code, said = ended(*place, "--resume", "auto")
-    assert code == 0, said
-    (note,) = [line for line in said.splitlines() if "was cut off before its first" in line]
+    code, output = ended(*place, "--resume", "auto")
+    assert code == 0, output
+    (note,) = [line for line in output.splitlines() if "was cut off before its first" in line]
     assert note.endswith("cut-off-1")
     assert (folder / "cut-off-1" / "trace.jsonl").stat().st_size > 0
     assert {path.name for path in (folder / "cut-off-1").glob("best*")} == best
@@ -176,9 +176,9 @@ def test_an_error_before_the_first_checkpoint_counts_as_cut_off(
         trace.header(workers=1)
         trace.end(1.0, reason)
         trace.close()
-    said: list[str] = []
-    claim(RunSettings(run_dir=str(tmp_path), resume="auto"), "x", said.append).close()
-    assert "was cut off before its first checkpoint: it starts from the beginning" in said[0]
+    notes: list[str] = []
+    claim(RunSettings(run_dir=str(tmp_path), resume="auto"), "x", notes.append).close()
+    assert "was cut off before its first checkpoint: it starts from the beginning" in notes[0]
 
 
 def test_setting_a_run_aside_can_itself_be_interrupted(
@@ -200,9 +200,9 @@ def test_setting_a_run_aside_can_itself_be_interrupted(
         patch.setattr(OpenFolder, "rename", killed)
         with pytest.raises(KeyboardInterrupt):
             claim(settings, "x", quiet)
-    said: list[str] = []
-    claim(settings, "x", said.append).close()
-    assert "was cut off before its first checkpoint: it starts from the beginning" in said[0]
+    notes: list[str] = []
+    claim(settings, "x", notes.append).close()
+    assert "was cut off before its first checkpoint: it starts from the beginning" in notes[0]
     assert {path.name for path in (tmp_path / "out").glob("cut-off-*/*")} == left
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"cut-off-1", "cut-off-2"}
 
@@ -213,9 +213,9 @@ def test_a_finished_run_is_not_started_again(tmp_path: Path, ended: Ended) -> No
     never = ("--run-dir", "out", "--checkpoint-every", "never", "--resume", "auto")
     assert ended(*never)[0] == 0
     before = contents(tmp_path / "out")
-    code, said = ended(*never)
+    code, output = ended(*never)
     assert code == 2
-    assert "out already holds a run, which has ended" in said
+    assert "out already holds a run, which has ended" in output
     assert contents(tmp_path / "out") == before
 
 
@@ -262,10 +262,10 @@ def test_a_file_system_without_locks_is_reported(
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    said: list[str] = []
-    claim(RunSettings(run_dir=str(tmp_path / "out")), "x", said.append).close()
+    notes: list[str] = []
+    claim(RunSettings(run_dir=str(tmp_path / "out")), "x", notes.append).close()
     why = "cannot be locked against other runs: Function not implemented"
-    assert said == [f"{tmp_path / 'out'} {why}"]
+    assert notes == [f"{tmp_path / 'out'} {why}"]
 
 
 def test_a_file_in_place_of_the_run_folder_is_refused(tmp_path: Path) -> None:

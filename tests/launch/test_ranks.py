@@ -157,7 +157,8 @@ def test_two_jobs_with_one_id_resume_in_separate_folders(
         assert first.began(folder) == ""
     job.JobFolder(replace(RANK, life=1), keepers[1]).forget()
     results = [
-        job.JobFolder(replace(RANK, life=2), one).restore(given(), settings) for one in keepers
+        job.JobFolder(replace(RANK, life=2), keeper).restore(given(), settings)
+        for keeper in keepers
     ]
     assert [result.run_dir for result in results] == ["/runs/one", None]
     assert not (tmp_path / "runs").exists()
@@ -168,9 +169,11 @@ def test_a_folder_that_no_restart_will_find_is_reported(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").touch()
-    said = job.JobFolder(RANK).began("/somewhere/that")
-    assert said.startswith("a restart will not find this run, since runs cannot be written (File ")
-    assert "set PACELINE_RUN_DIR=/somewhere/that" in said
+    message = job.JobFolder(RANK).began("/somewhere/that")
+    assert message.startswith(
+        "a restart will not find this run, since runs cannot be written (File "
+    )
+    assert "set PACELINE_RUN_DIR=/somewhere/that" in message
 
 
 def test_an_incomplete_job_file_names_no_folder(

@@ -111,47 +111,47 @@ if pace.worker != {seat}:
 else:
     wait_for("enters")
     os.kill(os.getpid(), signal.SIGKILL)"""
-    code, said = search(between)
-    assert (code, errors_in(said)) == (0, [])
-    assert f"worker {seat} is gone (killed by signal 9); the others go on" in said
-    assert said.count("trial 'trial-2' begins with the 1 of 2 workers that are left") == 1
+    code, output = search(between)
+    assert (code, errors_in(output)) == (0, [])
+    assert f"worker {seat} is gone (killed by signal 9); the others go on" in output
+    assert output.count("trial 'trial-2' begins with the 1 of 2 workers that are left") == 1
     assert updates_of(say) == WHOLE
     assert [path.name for path in tmp_path.glob("over-*")] == [f"over-{1 - seat}"]
 
 
 def test_when_all_die_the_last_death_is_the_cause(search: Search, say: Say) -> None:
-    code, said = search("os.kill(os.getpid(), signal.SIGKILL)")
+    code, output = search("os.kill(os.getpid(), signal.SIGKILL)")
     assert code == 1
-    (error,) = errors_in(said)
+    (error,) = errors_in(output)
     assert error.endswith("ended: killed by signal 9; see its log")
     assert updates_of(say) == {"trial-1": 8}
 
 
 @pytest.mark.parametrize("who", ["pace.worker == 1", "True"])
 def test_an_exception_ends_the_run_and_names_its_line(search: Search, say: Say, who: str) -> None:
-    code, said = search(f"if {who}:\n    raise ValueError('no good')")
+    code, output = search(f"if {who}:\n    raise ValueError('no good')")
     assert code == 1
-    (error,) = errors_in(said)
+    (error,) = errors_in(output)
     assert "failed at" in error
     assert "search.py:" in error
-    assert said.count("ValueError: no good") == 1
+    assert output.count("ValueError: no good") == 1
     assert updates_of(say) == {"trial-1": 8}
 
 
 def test_the_others_continue_after_an_exception_on_request(search: Search, say: Say) -> None:
-    code, said = search(
+    code, output = search(
         "if pace.worker == 0:\n    raise ValueError('no good')", "--on-worker-error continue"
     )
-    assert (code, errors_in(said)) == (0, [])
-    assert "ValueError: no good" in said
-    assert "worker 0 is gone (exit 1); the others go on" in said
+    assert (code, errors_in(output)) == (0, [])
+    assert "ValueError: no good" in output
+    assert "worker 0 is gone (exit 1); the others go on" in output
     assert updates_of(say) == WHOLE
 
 
 def test_a_script_that_ends_while_another_continues_is_named(search: Search, say: Say) -> None:
-    code, said = search("if pace.worker == 1:\n    sys.exit(0)")
+    code, output = search("if pace.worker == 1:\n    sys.exit(0)")
     assert code == 2
-    (error,) = errors_in(said)
+    (error,) = errors_in(output)
     assert "worker 1's script ended without pace.trial('trial-2'), in which worker 0" in error
     assert updates_of(say) == {"trial-1": 8}
 
@@ -171,9 +171,9 @@ def test_a_signal_between_trials_ends_all_workers_cleanly(
         (tmp_path / "go").touch()
 
     with meanwhile(stop_and_let_go, tmp_path / "done-0-0", tmp_path / "done-0-1"):
-        result, said = search(f"if {who}:\n    wait_for('go')")
-    assert (result, errors_in(said)) == (code, [])
-    assert said.count("and those after it do not train") == 1
+        exit_code, output = search(f"if {who}:\n    wait_for('go')")
+    assert (exit_code, errors_in(output)) == (code, [])
+    assert output.count("and those after it do not train") == 1
     assert updates_of(say) == {"trial-1": 8, "trial-2": 0, "trial-3": 0}
     assert {path.name for path in tmp_path.glob("over-*")} == {"over-0", "over-1"}
 
@@ -185,15 +185,15 @@ def test_a_worker_that_does_not_react_to_a_signal_is_named_and_ended(
         os.kill(os.getpid(), signal.SIGTERM)
 
     with meanwhile(stop, tmp_path / "done-0-0", tmp_path / "done-0-1"):
-        code, said = search("if pace.worker == 1:\n    time.sleep(3600)")
-    assert (code, errors_in(said)) == (143, [])
-    assert "worker 1 has not come to its end" in said
+        code, output = search("if pace.worker == 1:\n    time.sleep(3600)")
+    assert (code, errors_in(output)) == (143, [])
+    assert "worker 1 has not come to its end" in output
     assert updates_of(say) == {"trial-1": 8}
 
 
 def test_a_stop_by_the_script_ends_its_trial_only(search: Search, say: Say) -> None:
-    code, said = search("pass", stop_at=3)
-    assert (code, errors_in(said)) == (0, [])
+    code, output = search("pass", stop_at=3)
+    assert (code, errors_in(output)) == (0, [])
     result = updates_of(say)
     assert 3 <= result.pop("trial-1") < 8
     assert result == {"trial-2": 8, "trial-3": 8}

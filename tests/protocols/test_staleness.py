@@ -143,9 +143,9 @@ def test_dropped_samples_return_and_no_staler_push_is_used(
     counts = run.run(None)
     leases = leases_of(orders)
     used = [Counter[int](), Counter[int]()]
-    for one in orders:
-        if isinstance(one, Apply):
-            for ticket in one.tickets:
+    for order in orders:
+        if isinstance(order, Apply):
+            for ticket in order.tickets:
                 for lease in leases[ticket[:2]]:
                     used[lease.epoch].update(range(lease.start, lease.stop))
     assert used == [Counter(range(num_samples))] * 2

@@ -17,7 +17,7 @@ class Scaled(nn.Module):
 
 
 def test_each_parameter_counts_once_and_frozen_ones_are_not_trainable() -> None:
-    rows = {one.name: one for one in parameter_table(Tied())}
+    rows = {row.name: row for row in parameter_table(Tied())}
     assert list(rows) == ["first", "second", "out"]
     assert rows["first"] == ("first", "Linear", "6 x 6, 6", 42, 42, 42 * 8)
     assert rows["second"] == ("second", "Linear", "shared, 6", 6, 6, 6 * 8)

@@ -82,8 +82,8 @@ def test_clipping_part_of_an_optimizers_gradients_is_refused() -> None:
     model = nn.Linear(1, 1)
     other = nn.Linear(1, 1)
     every = nn.ModuleList([model, other])
-    for one in every.parameters():
-        one.grad = torch.ones_like(one)
+    for parameter in every.parameters():
+        parameter.grad = torch.ones_like(parameter)
     clips = Clips(every, [SGD(one.parameters(), 0.1) for one in (model, other)])
     with pytest.raises(ConfigError, match=r"not those of one or more of the 2 optimizers"):
         clips.ask_norm([model.weight], 1.0)

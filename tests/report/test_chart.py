@@ -61,5 +61,5 @@ def test_a_mark_beyond_every_curve_is_inside_the_axis() -> None:
     root = drawn(Diagram(label="y", curves=(curve,), x_label="x", from_zero=True, mark=mark))
     ticks = heights_of_ticks(root)
     assert max(ticks) == 0.4
-    (label,) = (one for one in root.iter(f"{SVG}text") if one.text == "target: 0.4")
+    (label,) = (node for node in root.iter(f"{SVG}text") if node.text == "target: 0.4")
     assert float(label.get("y", 0)) == pytest.approx(ticks[0.4] + 16)

@@ -100,7 +100,7 @@ def test_an_empty_or_invalid_range_has_at_least_two_ticks(low: float, high: floa
 @pytest.mark.parametrize("scale", [1e17, 1e308, -1e308])
 def test_losses_of_any_size_are_drawn(run_dir: Path, scale: float) -> None:
     summary = summarize(run_dir)
-    points = tuple(replace(one, value=scale * (-1) ** i) for i, one in enumerate(summary.losses))
+    points = tuple(replace(loss, value=scale * (-1) ** i) for i, loss in enumerate(summary.losses))
     drawn = draw_curve(replace(summary, losses=points))
     assert "nan" not in drawn
     assert "inf" not in drawn

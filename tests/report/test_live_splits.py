@@ -59,9 +59,9 @@ def test_a_split_that_was_not_run_has_no_figures_and_a_reason() -> None:
 def test_bars_are_proportional_to_their_figures() -> None:
     picture = draw_live_splits(FOUND)
     bars = [
-        float(one.attrib["width"])
-        for one in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}rect")
-        if "fill-opacity" in one.attrib
+        float(node.attrib["width"])
+        for node in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}rect")
+        if "fill-opacity" in node.attrib
     ]
     steps = bars[:6]  # measured and predicted of each split
     assert steps[0] == pytest.approx(2 * steps[1], abs=0.2)

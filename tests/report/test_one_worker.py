@@ -66,7 +66,7 @@ def test_efficiency_is_the_step_of_one_worker_over_each_ones_step(tmp_path: Path
     summary = summarize(tmp_path / "four")
     assert summary.scaling_efficiency is not None
     assert summary.scaling_efficiency.value == pytest.approx(0.8)
-    (line,) = [one for one in render_summary(summary) if one.startswith("efficiency")]
+    (line,) = [line for line in render_summary(summary) if line.startswith("efficiency")]
     assert line.split(maxsplit=1)[1] == f"0.80 of one worker's 10 ms a step (run of {alone.day})"
 
 
@@ -75,7 +75,7 @@ def test_an_unknown_efficiency_is_not_shown(tmp_path: Path) -> None:
     written(tmp_path / "four", 0.0125, workers=4)
     summary = summarize(tmp_path / "four")
     assert summary.scaling_efficiency is None
-    assert not [one for one in render_summary(summary) if one.startswith("efficiency")]
+    assert not [line for line in render_summary(summary) if line.startswith("efficiency")]
 
 
 @pytest.mark.parametrize("name", ALIKE)

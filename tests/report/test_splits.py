@@ -61,7 +61,7 @@ def test_the_numbers_of_the_text_are_those_of_the_json() -> None:
 
 def test_the_picture_is_xml_with_a_bar_for_each_action() -> None:
     root = xml.etree.ElementTree.fromstring(draw_partition(report()))
-    bars = [one for one in root.iter() if one.tag.endswith("rect")]
+    bars = [node for node in root.iter() if node.tag.endswith("rect")]
     assert len(bars) == 1 + 3 + 2 * 2 * 2
 
 

@@ -53,8 +53,8 @@ def test_input_time_is_shown_beside_computing_time(run_dir: Path) -> None:
 
 def test_a_worker_slow_by_its_input_is_described_as_such() -> None:
     by_input = SlowWorker(1, 0.040, 0.020, input_s=0.025, others_input_s=0.002)
-    said = describe_slow(by_input, 0.5)
-    assert said == (
+    text = describe_slow(by_input, 0.5)
+    assert text == (
         "worker 1 is slow: 40 ms a step, the others 20 ms (2.0 times as long); its batches "
         "arrive after 25 ms, the others' after 2 ms; the others wait 50% of their time"
     )

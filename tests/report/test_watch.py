@@ -68,7 +68,7 @@ def grow(run_dir: Path, folder: Path, num_bytes: int) -> Iterator[None]:
 def test_a_run_is_followed_to_its_end_line_by_line(run_dir: Path, held: Path) -> None:
     pieces, seen = grow(run_dir, held, 97), Seen()
     assert watch(held, seen, lambda: next(pieces))
-    versions = [one.version for one in seen.told]
+    versions = [progress.version for progress in seen.told]
     assert versions == sorted(versions)
     assert {0, 1, 2, 3} <= set(versions)
     last = seen.told[-1]

@@ -79,8 +79,8 @@ def test_a_run_resumed_with_other_workers_splits_its_batches_anew(
     trace.order(EpochEnd(0, 1), 3.0)
     trace.close()
     result = report_sample(tmp_path, 5, in_order)
-    assert [(one.update, one.tries) for one in result.fates] == [(1, 2)]
-    assert [(one.used, one.dropped, one.twice) for one in result.ledgers] == [(8, 0, 0)]
+    assert [(fate.update, fate.tries) for fate in result.fates] == [(1, 2)]
+    assert [(ledger.used, ledger.dropped, ledger.twice) for ledger in result.ledgers] == [(8, 0, 0)]
 
 
 @pytest.mark.parametrize("is_shuffled", [True, False])
@@ -116,7 +116,7 @@ def test_every_sample_of_a_live_run_has_the_update_that_used_it(
         updates = [fates.fate(epoch, position).update for position in range(NUM_SAMPLES)]
         assert None not in updates
     tried = [fates.fate(0, position) for position in range(NUM_SAMPLES)]
-    assert any(one.tries > 1 and one.reason == "worker 1: killed by signal 9" for one in tried)
+    assert any(fate.tries > 1 and fate.reason == "worker 1: killed by signal 9" for fate in tried)
 
 
 def test_report_prints_the_fate_of_a_position(

@@ -47,7 +47,7 @@ def _fits(protocol: str, workers: int) -> bool:
 def plans(draw: st.DrawFn, *, is_calm: bool = False) -> Plan:
     """Any run of a few mini-batches with any events; calm: no fault, stop or early end."""
     workers = draw(st.integers(1, 5))
-    protocol = draw(st.sampled_from([one for one in SPELLINGS if _fits(one, workers)]))
+    protocol = draw(st.sampled_from([text for text in SPELLINGS if _fits(text, workers)]))
     parts = parse(protocol, workers).num_pushes
     epochs = draw(st.integers(1, 3))
     moment = st.tuples(st.integers(0, epochs - 1), st.integers(-1, 3))
@@ -217,7 +217,7 @@ def test_an_end_that_cannot_be_written_is_tried_once(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(PaperQueue, "hand_in", refuse)
     outcome = carry_out(replace(PLAN, checkpoint_every="100 epochs"))
-    assert [one["files"]["run.json"]["version"] for one in tried] == [1]
+    assert [request["files"]["run.json"]["version"] for request in tried] == [1]
     assert isinstance(outcome.error, LinkError)
     assert "no room; it is in no checkpoint" in str(outcome.error)
 

@@ -10,7 +10,7 @@ def test_a_stop_probes_only_a_few_of_many_blocked_workers() -> None:
     """Each may take 0.6 s to answer, and the ten seconds are for all of them."""
     asked: list[int] = []
     ended: list[int] = []
-    said: list[str] = []
+    notes: list[str] = []
 
     def whereabouts(member: int) -> str:
         asked.append(member)
@@ -20,7 +20,7 @@ def test_a_stop_probes_only_a_few_of_many_blocked_workers() -> None:
     run: Any = SimpleNamespace(
         engine=SimpleNamespace(processes=object()),
         roster=SimpleNamespace(live=live),
-        notes=SimpleNamespace(say=said.append),
+        notes=SimpleNamespace(say=notes.append),
         processes=SimpleNamespace(whereabouts=whereabouts, end=ended.append),
         owes_stop=False,
     )
@@ -28,10 +28,10 @@ def test_a_stop_probes_only_a_few_of_many_blocked_workers() -> None:
     shutdown.asked(0.0)
     shutdown.tick(3.5)
     assert ended == list(range(40)), "all are ended at once"
-    assert said[0] == (
+    assert notes[0] == (
         "worker 0 has not stopped after 3.5 s: it is at data.py:88 in load; it is ended"
     )
-    assert said[3:] == ["37 more workers are ended"]
+    assert notes[3:] == ["37 more workers are ended"]
     shutdown.tick(7.5)
     assert shutdown.is_over
     assert len(asked) <= 6

@@ -33,7 +33,7 @@ class Desk:
         self.told.append((member, message))
 
     def last(self, kind: type) -> tuple[int, Any]:
-        return [one for one in self.told if isinstance(one[1], kind)][-1]
+        return [entry for entry in self.told if isinstance(entry[1], kind)][-1]
 
     def serve(self) -> None:
         """The member that was told to read does so."""
@@ -176,7 +176,7 @@ def test_a_member_always_reads_and_used_batches_are_reported_once(
     desk.grant(desk.live[0])
     orders = [one for _, one in desk.told if isinstance(one, StreamDone | ReadStream)]
     told: list[int] = []
-    for one in orders:
-        told += one.done if isinstance(one, ReadStream) else one.others
+    for order in orders:
+        told += order.done if isinstance(order, ReadStream) else order.others
     assert {*range(desk.place[0]), *told} >= used
     assert {*told} <= used

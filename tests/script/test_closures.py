@@ -50,7 +50,7 @@ def _run(
 
 
 def _weights(found: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: one for name, one in found.items() if name not in NOT_OF_ALL}
+    return {name: value for name, value in found.items() if name not in NOT_OF_ALL}
 
 
 @pytest.mark.parametrize("case", closing.CASES)

@@ -42,8 +42,8 @@ def results_of(folder: Path, case: str, way: str) -> list[dict[str, Tensor]]:
 def assert_plain(folder: Path, case: str, way: str) -> None:
     """Every worker's result is that of plain PyTorch."""
     plain = edits.CASES[case](Plain())
-    for one in results_of(folder, case, way):
-        assert differ(one, plain) < CLOSE
+    for result in results_of(folder, case, way):
+        assert differ(result, plain) < CLOSE
 
 
 def assert_refused(folder: Path, case: str, way: str, says: str) -> None:
@@ -92,10 +92,10 @@ def test_a_layer_added_after_prepare_is_refused_by_name(tmp_path: Path, way: str
 def test_a_clamp_in_the_optimizer_step_holds(tmp_path: Path, way: str) -> None:
     """As the refusal advises: no weight is ever beyond the clamp."""
     plain = edits.CASES["clamped"](Plain())
-    for one in results_of(tmp_path, "clamped", way):
-        assert one["most"] <= edits.CLAMP + 1e-12
+    for result in results_of(tmp_path, "clamped", way):
+        assert result["most"] <= edits.CLAMP + 1e-12
         if way in EXACT:
-            assert differ(one, plain) < CLOSE
+            assert differ(result, plain) < CLOSE
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -123,8 +123,8 @@ def test_state_loaded_before_the_first_epoch_is_used(tmp_path: Path, way: str, c
         assert_plain(tmp_path, case, way)
         return
     plain = edits.CASES["load first"](Plain())
-    for one in results_of(tmp_path, case, way):
-        assert differ(one, {name: plain[name] for name in one}) < CLOSE
+    for result in results_of(tmp_path, case, way):
+        assert differ(result, {name: plain[name] for name in result}) < CLOSE
 
 
 @pytest.mark.parametrize("way", ["peers", "async"])

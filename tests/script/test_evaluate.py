@@ -124,8 +124,8 @@ def test_evaluate_counts_every_sample_of_the_loader_once(
 ) -> None:
     other, wanted = SUBSETS[which]
     for totals in totals_of(tmp_path, monkeypatch, other, workers=workers, left=""):
-        for one in totals:
-            assert [*one["acc"], one["batches"][0]] == wanted
+        for evaluation in totals:
+            assert [*evaluation["acc"], evaluation["batches"][0]] == wanted
         assert len(totals) == 2
 
 
@@ -183,7 +183,7 @@ def test_a_prepared_loader_is_evaluated_like_a_plain_one(
     for totals in totals_of(
         tmp_path, monkeypatch, "loader", after="evaluate(loader)", workers=workers, left=""
     ):
-        assert [one["acc"] for one in totals] == [[496, 32]] * 2
+        assert [evaluation["acc"] for evaluation in totals] == [[496, 32]] * 2
 
 
 def test_inside_an_epoch_each_worker_counts_every_sample(
@@ -197,7 +197,7 @@ def test_inside_an_epoch_each_worker_counts_every_sample(
     other = "DataLoader(Noisy(), batch_size=10, shuffle=True, drop_last=True)"
     for totals in totals_of(tmp_path, monkeypatch, other, before=before, after=""):
         assert len(totals) == 8
-        assert {one["acc"][1] for one in totals} == {30}
+        assert {evaluation["acc"][1] for evaluation in totals} == {30}
 
 
 def test_a_stream_is_evaluated_by_a_lone_worker_only(
@@ -216,7 +216,7 @@ def test_before_prepare_only_a_lone_worker_evaluates(
 ) -> None:
     other = SUBSETS["drop_last"][0]
     (totals,) = totals_of(tmp_path, monkeypatch, other, before="evaluate()", workers=1, left="")
-    assert [one["acc"] for one in totals] == [[435, 30]] * 3
+    assert [evaluation["acc"] for evaluation in totals] == [[435, 30]] * 3
     with pytest.raises(ConfigError, match=r"pace.evaluate\(\) was called before pace.prepare\(\)"):
         totals_of(tmp_path, monkeypatch, other, before="evaluate()")
 

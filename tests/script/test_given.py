@@ -118,5 +118,5 @@ def test_a_kept_copy_is_checked_again_at_an_epochs_start(prepared: Given) -> Non
 def test_watching_a_copy_keeps_no_memory(prepared: Given) -> None:
     model, given = prepared
     model.state_dict()
-    assert all(one.tensor() is None for one in given._new)
-    assert not any(one.counter.untyped_storage().nbytes() for one in given._new)
+    assert all(watch.tensor() is None for watch in given._new)
+    assert not any(watch.counter.untyped_storage().nbytes() for watch in given._new)

@@ -117,7 +117,7 @@ def _assert_exact(run: Run, num_test: int) -> None:
         loss = nn.functional.cross_entropy(model(test.inputs), test.targets, reduction="sum")
     evaluated = [record for record in run.records if isinstance(record, Evaluated)]
     assert len(evaluated) == EPOCHS
-    assert {one.totals["acc"][1] for one in evaluated} == {num_test}
+    assert {record.totals["acc"][1] for record in evaluated} == {num_test}
     assert math.isclose(evaluated[-1].totals["loss"][0], float(loss), rel_tol=1e-9)
 
 

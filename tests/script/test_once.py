@@ -67,8 +67,8 @@ def test_other_workers_enter_after_the_first(tmp_path: Path) -> None:
 
 
 def test_inline_members_take_turns_too(tmp_path: Path) -> None:
-    said = notes(tmp_path, before=MAKE_FOLDER, engine="inline")
-    assert said == ["made", "True", "False", "False"]
+    lines = notes(tmp_path, before=MAKE_FOLDER, engine="inline")
+    assert lines == ["made", "True", "False", "False"]
 
 
 def test_a_lone_worker_goes_first(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ LONG = """
 
 def test_a_slow_first_worker_is_not_taken_for_stalled(tmp_path: Path) -> None:
     """Silence is not a stall here: the script makes the others wait."""
-    said = notes(tmp_path, between=LONG.strip(), workers=2, stall_after=0.4)
-    assert said == ["0 True", "1 False"]
+    lines = notes(tmp_path, between=LONG.strip(), workers=2, stall_after=0.4)
+    assert lines == ["0 True", "1 False"]
 
 
 def test_a_death_inside_a_block_before_the_run_ends_it_for_all(tmp_path: Path) -> None:
@@ -100,11 +100,11 @@ def test_a_death_inside_a_block_before_the_run_ends_it_for_all(tmp_path: Path) -
 
 
 def test_a_respawned_worker_enters_blocks_that_others_have_left(tmp_path: Path) -> None:
-    said = notes(
+    lines = notes(
         tmp_path, before="with pace.once() as is_first:\n    note(f'{is_first}')", workers=2,
         fault=("kill worker 1 at update 2",), respawn=True, delay=("100ms",),
     )  # fmt: skip
-    assert said == ["True", "False", "False"]
+    assert lines == ["True", "False", "False"]
 
 
 COMES_BACK = """
@@ -157,12 +157,12 @@ def test_a_newcomer_joins_the_blocks_of_its_first_epoch(
     tmp_path: Path,
 ) -> None:
     """It begins in epoch 2, after a block between epochs that it never saw."""
-    said = notes(
+    lines = notes(
         tmp_path, before="note(f'here {pace.worker}')", inside=AWAITS_IT.strip(),
         between=SLOW_BLOCK.strip(), workers=2, path="store", respawn=True,
         fault=("kill worker 1 at update 4",),
     )  # fmt: skip
-    blocks = [one for one in said if not one.startswith("here")]
+    blocks = [line for line in lines if not line.startswith("here")]
     assert blocks == ["0 0 True", "0 1 False", "1 0 True", "1 1 False"]
 
 
@@ -175,8 +175,8 @@ with pace.once() as is_first:
 
 
 def test_after_a_stopped_run_one_worker_goes_first(tmp_path: Path) -> None:
-    said = notes(tmp_path, between=BEHIND.strip(), workers=3, updates=2)
-    assert (said[0], sorted(said[1:])) == ("0 True", ["1 False", "2 False"])
+    lines = notes(tmp_path, between=BEHIND.strip(), workers=3, updates=2)
+    assert (lines[0], sorted(lines[1:])) == ("0 True", ["1 False", "2 False"])
 
 
 def test_a_block_inside_the_loader_loop_is_refused_with_advice(tmp_path: Path) -> None:

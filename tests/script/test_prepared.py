@@ -74,7 +74,7 @@ def test_iterating_the_loader_inside_its_loop_gives_the_users_batches() -> None:
     alone = Alone()
     for _ in alone.loader:
         assert alone.loop.is_iterating
-        assert [int(one) for one in alone.loader] == [0, 1, 2, 3]
+        assert [int(batch) for batch in alone.loader] == [0, 1, 2, 3]
         assert alone.loop.is_iterating
         break
     alone.loop.end_iteration()

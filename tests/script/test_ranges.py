@@ -60,8 +60,8 @@ def test_an_update_averages_one_number_per_worker(
     script = tmp_path / "train.py"
     script.write_text(TEXT)
     run = run_script(script, tmp_path, workers=num_workers)
-    assert [set(one.values()) for one in run.used()] == [{1}] * 2
-    assert [len(one) for one in run.used()] == [10] * 2
+    assert [set(epoch.values()) for epoch in run.used()] == [{1}] * 2
+    assert [len(epoch) for epoch in run.used()] == [10] * 2
     result, wanted = torch.load("end.pt"), twin(num_workers)
     for key, value in wanted.items():
         torch.testing.assert_close(result[key], value, rtol=0, atol=1e-12)

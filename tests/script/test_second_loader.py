@@ -148,8 +148,8 @@ def drawn(seed: int, number: int, num: int, size: int, *, shuffle: bool) -> list
 
 
 def endless(each: Iterator[list[list[int]]]) -> Iterator[list[int]]:
-    for one in each:
-        yield from one
+    for batches in each:
+        yield from batches
 
 
 def twin(how: str, *, shuffle: bool, size: int = 8, num_b: int = 32) -> dict[str, Tensor]:
@@ -177,7 +177,7 @@ def twin(how: str, *, shuffle: bool, size: int = 8, num_b: int = 32) -> dict[str
             beside = (model(b[next(others)]) - 1).square().mean()
             (model(a[batch]).square().mean() + 2 * beside).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    return {name: one.clone() for name, one in model.state_dict().items()}
+    return {name: value.clone() for name, value in model.state_dict().items()}
 
 
 LOOPS = {
@@ -292,7 +292,7 @@ def test_parts_of_a_short_batch_are_shared_like_the_first_loaders(
     for number in range(6):
         rows = [other for mine, other in pairs if mine[0] // 8 == number]
         start, size = number % 3 * 8, 8 if number % 3 < 2 else 4
-        assert sorted(one for row in rows for one in row) == list(range(start, start + size))
+        assert sorted(index for row in rows for index in row) == list(range(start, start + size))
 
 
 def test_a_per_worker_batch_size_is_that_of_a_mini_batch(

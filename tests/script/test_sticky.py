@@ -78,7 +78,7 @@ def twin(num: int = 72, columns: int = 8) -> dict[str, Tensor]:
             loss = nn.functional.cross_entropy(scores.flatten(0, 1), following.flatten())
             loss.backward()
             optimizer.step()
-    return {name: one.clone() for name, one in model.state_dict().items()}
+    return {name: value.clone() for name, value in model.state_dict().items()}
 
 
 def parts(folder: Path, worker: int) -> list[str]:

@@ -129,7 +129,7 @@ def test_every_protocol_uses_each_mini_batch_once(tmp_path: Path, protocol: str)
     assert sorted(used) == list(range(len(used)))
     assert run.summary.samples == 41
     assert run.summary.dropped_samples == 0
-    assert {one.partition(":")[0] for one in SPELLINGS} == set(PROTOCOLS)
+    assert {text.partition(":")[0] for text in SPELLINGS} == set(PROTOCOLS)
 
 
 @pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:3", "post-local-sgd:3,4"])

@@ -53,7 +53,7 @@ class Found(NamedTuple):
     def of(self, number: int, worker: int = 0) -> dict[str, Tensor]:
         """The result of a trial."""
         result = self.each[worker]["found"]
-        return {name: one for name, one in result.items() if name.startswith(f"{number} ")}
+        return {name: value for name, value in result.items() if name.startswith(f"{number} ")}
 
     @property
     def notes(self) -> list[str]:
@@ -83,7 +83,7 @@ def twin_of(case: str) -> dict[str, Tensor]:
 
 
 def part(found: dict[str, Tensor], number: int) -> dict[str, Tensor]:
-    return {name: one for name, one in found.items() if name.startswith(f"{number} ")}
+    return {name: value for name, value in found.items() if name.startswith(f"{number} ")}
 
 
 def launched(folder: Path, text: str, **settings: Any) -> str:
@@ -141,17 +141,17 @@ def test_a_lone_worker_matches_plain_pytorch_bit_for_bit(case: str) -> None:
 def test_full_sync_matches_plain_pytorch(tmp_path: Path, case: str, workers: int) -> None:
     result = search(tmp_path, case, workers=workers, engine="inline")
     assert len(result.each) == workers
-    for one in result.each:
-        assert differ(one["found"], twin_of(case)) < CLOSE
+    for worker in result.each:
+        assert differ(worker["found"], twin_of(case)) < CLOSE
     assert [trial.summary.ended for trial in result.summary.trials] == ["finished"] * 3
 
 
 @pytest.mark.parametrize("case", ["sgd", "later", "again", "stream"])
 def test_processes_match_the_inline_engine(tmp_path: Path, case: str) -> None:
     result = search(tmp_path, case)
-    assert [one["is_main"] for one in result.each] == [True, False]
-    for one in result.each:
-        assert differ(one["found"], twin_of(case)) < CLOSE
+    assert [worker["is_main"] for worker in result.each] == [True, False]
+    for worker in result.each:
+        assert differ(worker["found"], twin_of(case)) < CLOSE
 
 
 def test_a_process_group_carries_all_trials(tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_a_process_group_carries_all_trials(tmp_path: Path) -> None:
 def test_every_protocol_leaves_equal_models_in_all_workers(tmp_path: Path, protocol: str) -> None:
     result = search(tmp_path, "again", protocol=protocol)
     weights = [
-        {name: value for name, value in one["found"].items() if "state" not in name}
-        for one in result.each
+        {name: value for name, value in worker["found"].items() if "state" not in name}
+        for worker in result.each
     ]
     assert differ(*weights) == 0.0
     assert [trial.summary.samples for trial in result.summary.trials] == [128] * 3
@@ -249,8 +249,8 @@ def test_a_caught_failure_ends_its_trial_in_all_workers(
 ) -> None:
     engine = "inline" if protocol == "async" else "local"  # there each worker has its part
     result = search(tmp_path, "sgd", what, protocol=protocol, engine=engine)
-    said = [one["said"] for one in result.each]
-    assert [len(one) for one in said] == [1, 1]
+    said = [worker["said"] for worker in result.each]
+    assert [len(note) for note in said] == [1, 1]
     for (one,) in said:
         assert one.startswith("Pruned: ")
         assert one == "Pruned: no good" or "trial 'lr-0.1' is over in all workers: worker " in one

@@ -37,14 +37,15 @@ def test_fragments_contain_all_bytes_once_also_with_two_dtypes() -> None:
     ]
     section = lay_out(named, [], []).parameters
     fragments = Fragments(section, 3)
-    runs = [run for one in fragments.each for run in one.runs(section)]
+    runs = [run for fragment in fragments.each for run in fragment.runs(section)]
     assert sum(stop - start for _, start, stop in runs) == section.stop - section.start
-    assert [list(one.present) for one in fragments.each] == [
-        [int(one.first <= number < one.last) for number in range(6)] for one in fragments.each
+    assert [list(fragment.present) for fragment in fragments.each] == [
+        [int(fragment.first <= number < fragment.last) for number in range(6)]
+        for fragment in fragments.each
     ]
     assert fragments.of(7) is fragments.each[1]
     assert fragments.of(7, is_last=True) is fragments.whole
-    assert [one.first for one in fragments.between(1, 3)] == [
+    assert [fragment.first for fragment in fragments.between(1, 3)] == [
         fragments.each[1].first, fragments.each[2].first
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="but the model has 6; use --fragments F"):

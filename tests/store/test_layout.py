@@ -90,7 +90,7 @@ def test_state_has_the_memory_order_of_its_parameter(is_loaded: bool) -> None:
         optimizer.state[weight] = {name: torch.zeros(4, 2, 3, 3) for name in names}
         optimizer.state[weight]["step"] = torch.tensor(1.0)
     layout = lay_out([("weight", weight)], [], state_rows(optimizer, [weight]))
-    of_weight = [one.place for one in layout.entries if one.place.shape == weight.shape]
+    of_weight = [entry.place for entry in layout.entries if entry.place.shape == weight.shape]
     assert [one.strides for one in of_weight] == [weight.stride()] * 3
 
 
@@ -166,7 +166,7 @@ def test_an_optimizer_that_needs_the_graph_is_refused() -> None:
     class Curved(torch.optim.SGD):
         def step(self):  # type: ignore[no-untyped-def, override]
             held = self.param_groups[0]["params"]
-            torch.autograd.grad([one.grad for one in held], held)
+            torch.autograd.grad([parameter.grad for parameter in held], held)
 
     one = model()
     with pytest.raises(

@@ -117,7 +117,7 @@ def _steps_in_turn(rule: Rule, num_steps: int = 6) -> None:
         twin.step()
         for place, its in zip(layout.parameters.places, plain.parameters(), strict=True):
             assert torch.equal(place.view(new), its)
-        for entry in [one for one in layout.entries if one.key != EXISTS]:
+        for entry in [entry for entry in layout.entries if entry.key != EXISTS]:
             state = twin.state[list(plain.parameters())[entry.parameter]]
             value = torch.as_tensor(state[entry.key])
             assert torch.equal(entry.place.view(new).reshape(value.shape).to(value.dtype), value)

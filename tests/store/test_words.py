@@ -33,7 +33,7 @@ def _places() -> list[tuple[int, int, str]]:
     for name, value in vars(names).items():
         if name.isupper() and not name.startswith("_") and name not in sizes:
             places = value if isinstance(value, tuple) else (value,)
-            results += [(one, WIDTHS.get(name, 1), name) for one in places]
+            results += [(place, WIDTHS.get(name, 1), name) for place in places]
     page = Control(PrivateMemory(control_bytes(SEATS)), SEATS)
     for seat in range(SEATS):
         for name, width in (("cancelled", 1), ("gone", 1), ("beats", 1), ("arrived", 1),
@@ -52,11 +52,11 @@ def test_no_two_names_share_a_word() -> None:
 def test_norms_of_updates_do_not_overwrite_schedules() -> None:
     page = Control(PrivateMemory(control_bytes(SEATS)), SEATS)
     words = [RhythmWords(page, number) for number in range(names.MOST_SCHEDULES)]
-    for number, one in enumerate(words):
-        one.rhythm, one.count, one.end, one.argument = number, 10 + number, 20 + number, 0.5
+    for number, word in enumerate(words):
+        word.rhythm, word.count, word.end, word.argument = number, 10 + number, 20 + number, 0.5
     for version in range(40):
         Norms(page).note(version, 3.25)
-    seen = [(one.rhythm, one.count, one.end, one.argument) for one in words]
+    seen = [(word.rhythm, word.count, word.end, word.argument) for word in words]
     assert seen == [(number, 10 + number, 20 + number, 0.5) for number in range(len(words))]
 
 

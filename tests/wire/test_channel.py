@@ -91,12 +91,12 @@ def test_threads_of_a_script_may_send_concurrently() -> None:
             member.send(Extend(first + number))
 
     threads = [threading.Thread(target=send, args=[each * one]) for one in range(3)]
-    for one in threads:
-        one.start()
+    for thread in threads:
+        thread.start()
     while len(heard) < 3 * each:
         heard += [one.serial for one in coordinator.receive() if isinstance(one, Extend)]
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.join()
     assert sorted(heard) == list(range(3 * each))
     for own in range(3):
         part = [number for number in heard if number // each == own]

@@ -63,7 +63,7 @@ def test_every_message_is_decoded_as_it_was_sent(codec: Codec[Any], data: st.Dat
     sent = [data.draw(values(kind)) for kind in kinds]
     heard = codec.decode(codec.encode(sent))
     assert heard == sent
-    assert [type(one) for one in heard] == kinds
+    assert [type(message) for message in heard] == kinds
     assert repr(heard) == repr(sent)  # inner types, too
 
 
