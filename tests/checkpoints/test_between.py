@@ -87,7 +87,7 @@ def test_work_between_epochs_is_done_once(
         results.append(_found(folder))
     whole, cut = results
     assert whole[0][:2] == [[0.1 * 0.5**4], 4]
-    for one, other in zip(whole, cut, strict=True):
-        assert one[:2] == other[:2]
+    for uncut, other in zip(whole, cut, strict=True):
+        assert uncut[:2] == other[:2]
         if protocol != "k-batch-async:1":
-            assert one[2] == other[2]
+            assert uncut[2] == other[2]

@@ -17,10 +17,10 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trace]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = tmp_path / "run"
     folder.mkdir()
-    one = Trace(folder / FILE_NAME)
-    one.header(task="a task")
-    yield one
-    one.close()
+    trace = Trace(folder / FILE_NAME)
+    trace.header(task="a task")
+    yield trace
+    trace.close()
 
 
 def take_away(folder: Path) -> None:

@@ -40,9 +40,9 @@ def _cut_and_resumed(case: str, folder: Path, cuts: list[int], **settings: Any) 
 
 
 def _assert_same(results: Any, others: Any) -> None:
-    for one, other in zip(results, others, strict=True):
+    for result, other in zip(results, others, strict=True):
         for key in KEYS:
-            assert repr(one[key]) == repr(other[key])
+            assert repr(result[key]) == repr(other[key])
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_under_k_sync_a_resumed_rate_follows_the_version(tmp_path: Path) -> None
     settings = {"workers": 2, "protocol": "k-sync:1", "engine": "inline"}
     whole = _run("each", tmp_path / "whole", **settings)
     cut = _cut_and_resumed("each", tmp_path / "cut", [4, 17], **settings)
-    for one, other in zip(cut, whole, strict=True):
-        assert (one["version"], one["last"]) == (other["version"], other["last"])
-        assert one["states"] == other["states"]
+    for result, other in zip(cut, whole, strict=True):
+        assert (result["version"], result["last"]) == (other["version"], other["last"])
+        assert result["states"] == other["states"]
 
 
 @pytest.mark.parametrize("case", ["every fourth, last", "restarts, a fraction"])
@@ -80,7 +80,9 @@ def test_an_irregular_scheduler_resumes_from_an_epochs_end(tmp_path: Path, case:
     whole = _run(case, tmp_path / "whole", **settings)
     cut = tmp_path / "cut"
     _run(case, cut, updates=14, checkpoint_every="1 epoch", keep=3, **settings)
-    *_, newest = sorted((cut / "run" / "checkpoints").glob("[0-9]*"), key=lambda one: int(one.name))
+    *_, newest = sorted(
+        (cut / "run" / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name)
+    )
     shutil.rmtree(newest)
     _assert_same(_run(case, cut, resume=True, updates=10**6), whole)
 

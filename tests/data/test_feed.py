@@ -142,16 +142,16 @@ def doubled(value: Any) -> Any:
 
 
 def test_tensors_are_changed_in_containers_of_any_type() -> None:
-    one = torch.ones(())
-    grouped = defaultdict(list, a=[one])
+    tensor = torch.ones(())
+    grouped = defaultdict(list, a=[tensor])
     result = doubled(grouped)
     assert (result, result["b"], grouped) == ({"a": [2.0], "b": []}, [], {"a": [1.0]})
     assert type(result) is defaultdict
-    named = doubled(Named({"a": one}, "x"))
+    named = doubled(Named({"a": tensor}, "x"))
     assert (type(named), named.name, named["a"]) == (Named, "x", 2.0)
     counts = Counter(a=3)
     assert doubled(counts) == counts
-    assert doubled(Fixed(one, one)) == [2.0, 2.0]
+    assert doubled(Fixed(tensor, tensor)) == [2.0, 2.0]
     assert list(doubled(torch.ones(2, 2).max(0))) != []
 
 

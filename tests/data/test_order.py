@@ -129,9 +129,9 @@ def test_the_digest_distinguishes_orders_and_batches() -> None:
 
     assert digest() == digest() == digest(sampler=Listed(range(8), 8))
     assert digest() != digest(sampler=Listed(range(7, -1, -1), 8))
-    one = digest(batch_sampler=Listed([[0, 1], [2, 3]], 2))
-    assert one == digest(batch_sampler=Listed([[0, 1], [2, 3]], 2))
-    assert one != digest(batch_sampler=Listed([[0], [1, 2, 3]], 2))
+    pairs = digest(batch_sampler=Listed([[0, 1], [2, 3]], 2))
+    assert pairs == digest(batch_sampler=Listed([[0, 1], [2, 3]], 2))
+    assert pairs != digest(batch_sampler=Listed([[0], [1, 2, 3]], 2))
 
 
 def test_a_sampler_with_replacement_is_drawn_only_as_far_as_needed() -> None:

@@ -91,13 +91,13 @@ def test_work_left_to_the_end_of_a_workers_process_is_done(tmp_path: Path) -> No
 def test_a_worker_is_done_after_the_work_left_to_its_end(
     spec: MemberSpec, monkeypatch: pytest.MonkeyPatch, behind_stop: bool
 ) -> None:
-    told: Any = Told()
+    channel: Any = Told()
     seen = SimpleNamespace(is_cut_short=True, say=lambda text: None)
-    monkeypatch.setattr(worker, "finish", lambda: told.send("finished"))
+    monkeypatch.setattr(worker, "finish", lambda: channel.send("finished"))
     monkeypatch.setattr(worker, "current", lambda: seen)
     run = (lambda: print(1 / 0)) if behind_stop else (lambda: None)
-    assert process.perform(run, told, spec, lambda: told.send("left")) == 0
-    assert told.sent == [*([] if behind_stop else ["finished"]), "left", Done()]
+    assert process.perform(run, channel, spec, lambda: channel.send("left")) == 0
+    assert channel.sent == [*([] if behind_stop else ["finished"]), "left", Done()]
 
 
 @pytest.mark.parametrize("words", ["CUDA out of memory. Tried", "not enough memory: you tried"])

@@ -344,14 +344,14 @@ def test_no_folder_is_made_when_its_server_has_ended(
 
 def test_a_loader_worker_is_silent_about_a_dead_receiver() -> None:
     """An error in ``resource_sharer`` is no failure; elsewhere it is."""
-    said: list[type[BaseException]] = []
-    say = _but_for_receivers_gone(lambda kind, error, trace: said.append(kind))
+    reported: list[type[BaseException]] = []
+    say = _but_for_receivers_gone(lambda kind, error, trace: reported.append(kind))
     for name in ("resource_sharer.py", "data.py"):
         try:
             exec(compile("raise ConnectionResetError", f"/lib/{name}", "exec"))
         except ConnectionResetError as error:
             say(type(error), error, error.__traceback__)
-    assert said == [ConnectionResetError]
+    assert reported == [ConnectionResetError]
 
 
 def test_a_server_killed_with_unread_messages_is_gone() -> None:

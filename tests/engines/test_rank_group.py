@@ -127,8 +127,8 @@ def test_ranks_of_several_machines_watch_the_next_one_and_the_meeting_place(
     monkeypatch.setattr(group, "keep_alive", keep)
     port, told = free_port(), list[int]()
     ranks = [
-        RankOfWorld(rank=one, size=3, local_rank=0, address="127.0.0.1", port=port)
-        for one in range(3)
+        RankOfWorld(rank=seat, size=3, local_rank=0, address="127.0.0.1", port=port)
+        for seat in range(3)
     ]
     place = MeetingPlace(ranks[0])
     with ThreadPoolExecutor(3) as pool:

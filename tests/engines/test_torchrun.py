@@ -378,10 +378,10 @@ def said_by_a_rank() -> Iterator[list[Any]]:
     """A rank's messages to the controller, once it handles signals."""
     before = {number: signal.getsignal(number) for number in REASONS}
     life = object.__new__(RankLife)
-    said: list[Any] = []
-    life._pid, life.channel = 0, SimpleNamespace(say=said.append)  # type: ignore[assignment]  # only what it says is looked at
+    sent: list[Any] = []
+    life._pid, life.channel = 0, SimpleNamespace(say=sent.append)  # type: ignore[assignment]  # only what it says is looked at
     life.begin_to_talk()
-    yield said
+    yield sent
     atexit.unregister(life._leave)
     for number, handler in before.items():
         signal.signal(number, handler)

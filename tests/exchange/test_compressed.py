@@ -254,7 +254,7 @@ def test_each_fragment_keeps_its_residual(name: str) -> None:
     compressed = CompressedGradient(compression, section, 0, 1, torch.device("cpu"), 3)
     for update in range(7):
         due = fragments.of(update, is_last=update == 4)
-        before = [one.clone() for one in compressed.remember()["residual"]]
+        before = [part.clone() for part in compressed.remember()["residual"]]
         block = a_gradient(update)
         mean = exchange_alone(compressed, block, due)
         compressed.keep_fragment(due)
@@ -348,9 +348,9 @@ def test_a_newcomer_takes_no_residual_from_the_initial_checkpoint(
     """The member it replaces has sent that since, so it would count twice."""
     parts = []
     for seat in range(2):
-        one = made("topk", seat, 2)
-        one.keep([1] * 6, exchange_alone(one, a_gradient(seat)))
-        parts.append(one.remember())
+        member = made("topk", seat, 2)
+        member.keep([1] * 6, exchange_alone(member, a_gradient(seat)))
+        parts.append(member.remember())
     prepared: Any = SimpleNamespace(
         _context=Context(compress="topk:10%", is_newcomer=is_newcomer),
         _keeper=KeeperOfACheckpoint(parts),

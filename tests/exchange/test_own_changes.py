@@ -125,13 +125,13 @@ def test_with_too_few_steps_changes_are_merged_before_the_next_push() -> None:
 def test_resumed_own_changes_equal_the_saved_ones(overlap: int, has_pulled: bool) -> None:
     """Through the store it is taken after the push, between peers when the update is complete."""
 
-    def finish(one: Copy) -> list[float]:
+    def finish(resumed: Copy) -> list[float]:
         if not has_pulled:
-            one.pull(5)
-        one.own.stepped()
-        one.own.stepped()
-        one.push(5)
-        return one.held()
+            resumed.pull(5)
+        resumed.own.stepped()
+        resumed.own.stepped()
+        resumed.push(5)
+        return resumed.held()
 
     copy, other = Copy(overlap_steps=overlap), Copy(overlap_steps=overlap)
     copy.push(4)

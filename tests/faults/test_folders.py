@@ -47,8 +47,8 @@ class Victim:
         every = [self.folder, *sorted(self.folder.rglob("*"))]
         looks = [path.lstat() for path in every]
         return [
-            (str(one), look.st_mode, look.st_uid, one.is_file() and one.read_bytes())
-            for one, look in zip(every, looks, strict=True)
+            (str(path), look.st_mode, look.st_uid, path.is_file() and path.read_bytes())
+            for path, look in zip(every, looks, strict=True)
         ]
 
     @property
@@ -235,12 +235,12 @@ def test_partial_files_of_the_dead_are_removed_and_those_of_the_living_kept(
         os.kill(os.getpid(), signal.SIGKILL)
 
     (tmp_path / ".mine.0123abcd").touch()
-    one = multiprocessing.get_context("fork").Process(
+    writer = multiprocessing.get_context("fork").Process(
         target=write, args=(tmp_path / "model", killed())
     )
-    one.start()
-    one.join()
-    assert one.exitcode == -signal.SIGKILL
+    writer.start()
+    writer.join()
+    assert writer.exitcode == -signal.SIGKILL
     assert len(list(tmp_path.glob(".model.*.part"))) == 1
     with closing(OpenFolder.open(tmp_path)) as place:
 

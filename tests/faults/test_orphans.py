@@ -87,9 +87,9 @@ def left(people: dict[str, psutil.Process]) -> list[str]:
     return [name for name, process in people.items() if process in alive and not _is_over(process)]
 
 
-def _is_over(one: psutil.Process) -> bool:
+def _is_over(process: psutil.Process) -> bool:
     try:
-        return one.status() == psutil.STATUS_ZOMBIE
+        return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
@@ -175,13 +175,13 @@ def test_a_run_whose_launcher_was_killed_by_a_fault_can_be_resumed(tmp_path: Pat
         "--run-dir", "run", "--checkpoint-every", "10 updates", "--fault", fault,
         "--delay", "20ms", "train.py",  # so that a checkpoint is written before
     ]  # fmt: skip
-    before = {one.pid for one in psutil.process_iter()}
+    before = {child.pid for child in psutil.process_iter()}
     process = subprocess.run(command, cwd=tmp_path, stdout=subprocess.DEVNULL, timeout=60)
     assert process.returncode == -signal.SIGKILL
     time.sleep(WITHIN_S)
     mine = str(tmp_path)
     assert [
-        one for one in psutil.process_iter() if one.pid not in before and _cwd(one) == mine
+        child for child in psutil.process_iter() if child.pid not in before and _cwd(child) == mine
     ] == []
     records = list(read_trace(tmp_path / "run" / "trace.jsonl"))
     assert [record.text for record in records if isinstance(record, Struck)] == [fault]
@@ -196,9 +196,9 @@ def test_a_run_whose_launcher_was_killed_by_a_fault_can_be_resumed(tmp_path: Pat
     assert json.loads(result.stdout)["updates"] == 60
 
 
-def _cwd(one: psutil.Process) -> str:
+def _cwd(process: psutil.Process) -> str:
     try:
-        return one.cwd()
+        return process.cwd()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return ""
 

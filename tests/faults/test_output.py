@@ -272,11 +272,11 @@ def test_the_end_is_saved_elsewhere_when_the_working_folder_is_gone(folder: Path
 def test_a_temporarily_full_disk_loses_nothing(folder: Path) -> None:
     """Also where a checkpoint fails a moment before the end."""
     with begun(folder, "--checkpoint-every", "1 epoch", epochs=40) as process:
-        one = psutil.Process(process.pid)
-        one.rlimit(psutil.RLIMIT_FSIZE, (0, psutil.RLIM_INFINITY))
+        launcher = psutil.Process(process.pid)
+        launcher.rlimit(psutil.RLIMIT_FSIZE, (0, psutil.RLIM_INFINITY))
         (folder / "go").touch()
         time.sleep(0.2)
-        one.rlimit(psutil.RLIMIT_FSIZE, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
+        launcher.rlimit(psutil.RLIMIT_FSIZE, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
         out, _ = go_on(folder, process)
     assert process.returncode == 0
     assert "cannot be written (File too large): the run goes on; what is new waits" in out

@@ -88,5 +88,5 @@ def test_marks_may_be_set_from_other_memory() -> None:
 
 
 def test_nan_equals_itself() -> None:
-    one = torch.full((8,), torch.nan).view(torch.uint8)
-    assert first_difference(one, one.clone()) is None
+    memory = torch.full((8,), torch.nan).view(torch.uint8)
+    assert first_difference(memory, memory.clone()) is None

@@ -39,59 +39,59 @@ def replica(model: nn.Module | None = None) -> Replica:
     return Replica(model, optimizer, optimizer)
 
 
-def slot_of(one: Replica) -> Tensor:
-    return torch.zeros(one.layout.slot_bytes, dtype=torch.uint8)
+def slot_of(member: Replica) -> Tensor:
+    return torch.zeros(member.layout.slot_bytes, dtype=torch.uint8)
 
 
 def test_gradients_are_in_the_slot_as_soon_as_they_are_computed() -> None:
-    one = replica()
-    slot = slot_of(one)
-    one.push_into(slot, lambda: None)
-    one.model(torch.tensor([[3.0, 4.0]])).sum().backward()
-    views = [place.view(slot) for place in one.layout.parameters.places]
+    member = replica()
+    slot = slot_of(member)
+    member.push_into(slot, lambda: None)
+    member.model(torch.tensor([[3.0, 4.0]])).sum().backward()
+    views = [place.view(slot) for place in member.layout.parameters.places]
     assert [view.tolist() for view in views] == [[[3.0, 4.0]], [1.0]]
     present = memoryview(bytearray(2))
-    one.parameters[0].grad = None
-    one.collect(present)
+    member.parameters[0].grad = None
+    member.collect(present)
     assert present.tolist() == [0, 1]
     assert views[0].tolist() == [[0.0, 0.0]]
 
 
 def test_gradients_in_torchs_memory_go_to_the_slot_when_gathered_anew() -> None:
-    one = replica()
-    slot, present, arrived = slot_of(one), memoryview(bytearray(2)), list[int]()
-    one.push_into(slot, lambda: None)
-    own = OwnGradients(one)
+    member = replica()
+    slot, present, arrived = slot_of(member), memoryview(bytearray(2)), list[int]()
+    member.push_into(slot, lambda: None)
+    own = OwnGradients(member)
     own.arrived = arrived.append
-    one.leave_to(own)
-    one.model(torch.tensor([[3.0, 4.0]])).sum().backward()
-    one.gather(present)
+    member.leave_to(own)
+    member.model(torch.tensor([[3.0, 4.0]])).sum().backward()
+    member.gather(present)
     assert (sorted(arrived), present.tolist(), int(slot.sum())) == ([0, 1], [1, 1], 0)
-    one.gather_anew()
-    views = [place.view(slot) for place in one.layout.parameters.places]
+    member.gather_anew()
+    views = [place.view(slot) for place in member.layout.parameters.places]
     assert [view.tolist() for view in views] == [[[3.0, 4.0]], [1.0]]
-    one.model(torch.tensor([[1.0, 1.0]])).sum().backward()
+    member.model(torch.tensor([[1.0, 1.0]])).sum().backward()
     assert [view.tolist() for view in views] == [[[4.0, 5.0]], [2.0]]
     assert len(arrived) == 2
 
 
 def test_gradients_are_still_counted_when_the_script_starts_to_keep_them() -> None:
-    one = replica()
-    one.push_into(slot_of(one), lambda: None)
-    results, kept = [one.num_hooked], list[Tensor | None]()
+    member = replica()
+    member.push_into(slot_of(member), lambda: None)
+    results, kept = [member.num_hooked], list[Tensor | None]()
     for _ in range(3):
-        kept += [parameter.grad for parameter in one.parameters]
-        one.model.zero_grad()
-        one.model(torch.tensor([[3.0, 4.0]])).sum().backward()
-        results.append(one.num_hooked)
-    one.gather_anew()
-    one.model(torch.tensor([[3.0, 4.0]])).sum().backward()
-    assert [*results, one.num_hooked] == [0, 2, 4, 6, 8]
+        kept += [parameter.grad for parameter in member.parameters]
+        member.model.zero_grad()
+        member.model(torch.tensor([[3.0, 4.0]])).sum().backward()
+        results.append(member.num_hooked)
+    member.gather_anew()
+    member.model(torch.tensor([[3.0, 4.0]])).sum().backward()
+    assert [*results, member.num_hooked] == [0, 2, 4, 6, 8]
 
 
 @pytest.mark.parametrize("is_forward", [True, False])
 def test_a_step_is_called_off_between_two_layers(is_forward: bool) -> None:
-    one = replica(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
+    member = replica(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
     num_checks = 0
 
     def check() -> None:
@@ -101,48 +101,48 @@ def test_a_step_is_called_off_between_two_layers(is_forward: bool) -> None:
             raise Called
 
     if is_forward:
-        watch_forward(one.model, check)
+        watch_forward(member.model, check)
     else:
-        one.push_into(slot_of(one), check)
+        member.push_into(slot_of(member), check)
     with pytest.raises(Called):
-        one.model(torch.ones(1, 2)).sum().backward()
-    assert grain(one.model) == "between layers"
-    copy.deepcopy(one.model)(torch.ones(1, 2))  # takes nothing of it along
+        member.model(torch.ones(1, 2)).sum().backward()
+    assert grain(member.model) == "between layers"
+    copy.deepcopy(member.model)(torch.ones(1, 2))  # takes nothing of it along
 
 
 def test_replaced_memory_is_restored_if_equal_and_refused_otherwise() -> None:
-    one = replica()
-    home = one.live_alone()
-    parameter = one.parameters[0]
-    place = one.layout.parameters.places[0].view(home).data_ptr()
+    member = replica()
+    home = member.live_alone()
+    parameter = member.parameters[0]
+    place = member.layout.parameters.places[0].view(home).data_ptr()
     parameter.data = parameter.data.clone()
-    one.held.check_parameters()
+    member.held.check_parameters()
     assert parameter.data_ptr() == place
     parameter.data = parameter.data + 1.0
     with pytest.raises(ConfigError, match="'weight' was changed after prepare"):
-        one.held.check_parameters()
+        member.held.check_parameters()
     parameter.data = parameter.data.double()
     with pytest.raises(ConfigError, match=r"torch\.float64 of shape"):
-        one.held.check_kinds()
+        member.held.check_kinds()
 
 
 def test_values_of_a_replaced_buffer_are_copied_to_the_original() -> None:
     norm = nn.BatchNorm1d(2)
-    one = replica(norm)
-    one.live_alone()
+    member = replica(norm)
+    member.live_alone()
     mean = norm.running_mean
     norm.running_mean = torch.full((2,), 5.0)
-    one.held.take_buffers()
+    member.held.take_buffers()
     assert norm.running_mean is mean
     assert norm.running_mean.tolist() == [5.0, 5.0]
 
 
 def test_values_of_a_buffer_with_replaced_memory_are_copied_back() -> None:
     norm = nn.BatchNorm1d(2)
-    one = replica(norm)
-    place, home = one.layout.buffers.places[0], one.live_alone()
+    member = replica(norm)
+    place, home = member.layout.buffers.places[0], member.live_alone()
     mean: Any = norm.running_mean
-    for value, keep in ((5.0, one.held.take_buffers), (7.0, one.held.drop_buffers)):
+    for value, keep in ((5.0, member.held.take_buffers), (7.0, member.held.drop_buffers)):
         mean.data = torch.full((2,), value)
         keep()
         assert mean.data_ptr() == place.view(home).data_ptr()
@@ -151,33 +151,33 @@ def test_values_of_a_buffer_with_replaced_memory_are_copied_back() -> None:
     with pytest.raises(
         ConfigError, match=r"buffer 'running_mean' was of shape \(2,\) .* is of shape \(3,\)"
     ):
-        one.held.take_buffers()
+        member.held.take_buffers()
 
 
 def test_a_buffer_resized_after_prepare_is_named() -> None:
     norm = nn.BatchNorm1d(2)
     norm.register_buffer("seen", torch.empty(0))
-    one = replica(norm)
-    one.live_alone()
-    one.held.take_buffers()
+    member = replica(norm)
+    member.live_alone()
+    member.held.take_buffers()
     norm.seen.resize_(3)
     words = (
         r"buffer 'seen' was of shape \(0,\) in prepare\(\) and is of shape \(3,\) now: .*before "
     )
     with pytest.raises(ConfigError, match=words):
-        one.held.take_buffers()
+        member.held.take_buffers()
 
 
 def test_a_non_persistent_buffer_may_have_any_size() -> None:
     norm = nn.BatchNorm1d(2)
     norm.register_buffer("mask", torch.empty(0), persistent=False)
-    one = replica(norm)
-    one.live_alone()
+    member = replica(norm)
+    member.live_alone()
     norm.mask.resize_(3)
-    one.held.take_buffers()
+    member.held.take_buffers()
     norm.mask.data = torch.ones(4)
-    one.held.take_buffers()
-    one.held.drop_buffers()
+    member.held.take_buffers()
+    member.held.drop_buffers()
     assert norm.mask.tolist() == [1.0] * 4
 
 
@@ -213,11 +213,11 @@ def test_sparse_gradients_and_step_hooks_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize("stay_with_torch", [False, True])
 def test_a_sparse_gradient_of_a_function_is_refused_by_name(stay_with_torch: bool) -> None:
-    one = replica(nn.Embedding(3, 2))
-    one.push_into(slot_of(one), lambda: None)
+    member = replica(nn.Embedding(3, 2))
+    member.push_into(slot_of(member), lambda: None)
     if stay_with_torch:
-        one.leave_to(OwnGradients(one))
-    output = functional.embedding(torch.tensor([1]), one.parameters[0], sparse=True)
+        member.leave_to(OwnGradients(member))
+    output = functional.embedding(torch.tensor([1]), member.parameters[0], sparse=True)
     with pytest.raises(ConfigError, match="parameter 'weight' has a sparse gradient"):
         output.sum().backward()
 

@@ -122,12 +122,12 @@ def test_a_comparison_without_measurements_is_no_error(outcome: RunOutcome) -> N
 # -- the picture -------------------------------------------------------------------------------
 
 
-def elements(one: Comparison, name: str) -> list[ElementTree.Element]:
-    return list(ElementTree.fromstring(draw_comparison(one)).iter(f"{SVG}{name}"))
+def elements(compared: Comparison, name: str) -> list[ElementTree.Element]:
+    return list(ElementTree.fromstring(draw_comparison(compared)).iter(f"{SVG}{name}"))
 
 
-def words(one: Comparison) -> list[str]:
-    return [node.text or "" for node in elements(one, "text")]
+def words(compared: Comparison) -> list[str]:
+    return [node.text or "" for node in elements(compared, "text")]
 
 
 def test_with_few_evaluations_the_training_loss_is_drawn_too(outcome: RunOutcome) -> None:
@@ -161,8 +161,8 @@ def test_protocols_are_distinguishable_in_grey_print() -> None:
 
 def test_all_words_and_points_are_inside_the_picture(outcome: RunOutcome) -> None:
     names = ("stale-synchronous:12", "k-batch-async:100", "local-sgd:16")
-    one = comparison(*(contender(name, outcome) for name in names))
-    root = ElementTree.fromstring(draw_comparison(one))
+    compared = comparison(*(contender(name, outcome) for name in names))
+    root = ElementTree.fromstring(draw_comparison(compared))
     width, height = float(root.get("width", 0)), float(root.get("height", 0))
     for line in root.iter(f"{SVG}polyline"):
         for pair in (line.get("points") or "").split():

@@ -134,10 +134,10 @@ def test_a_respawned_worker_is_not_awaited_at_a_block_it_never_reaches(
     with pytest.raises(ScriptLost):  # what a main worker alone does there is said to be lost
         notes(tmp_path, between=COMES_BACK.strip(), workers=4, respawn=True)
     text = (tmp_path / "notes.txt").read_text().split("\n")[:-1]
-    inside = [one for one in text if not one.startswith("end")]
+    inside = [line for line in text if not line.startswith("end")]
     assert sorted(inside[:4]) == ["0 0 True", "0 1 False", "0 2 False", "0 3 False"]
     assert inside[4:] == ["1 2 True", "1 3 False"]
-    assert next(one for one in text if one.startswith("end")) == "end 2 True"
+    assert next(line for line in text if line.startswith("end")) == "end 2 True"
 
 
 AWAITS_IT = """

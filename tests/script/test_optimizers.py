@@ -304,38 +304,38 @@ class Own(torch.optim.SGD):
         return super().step(closure)
 
 
-def _in_a_group(one: Any) -> None:
-    one.param_groups[0]["t"] = one.param_groups[0].get("t", 0) + 1
+def _in_a_group(optimizer: Any) -> None:
+    optimizer.param_groups[0]["t"] = optimizer.param_groups[0].get("t", 0) + 1
 
 
-def _in_an_attribute(one: Any) -> None:
-    one.t = getattr(one, "t", 0) + 1
+def _in_an_attribute(optimizer: Any) -> None:
+    optimizer.t = getattr(optimizer, "t", 0) + 1
 
 
-def _in_a_tensor(one: Any) -> None:
-    one.seen += 1
+def _in_a_tensor(optimizer: Any) -> None:
+    optimizer.seen += 1
 
 
-def _in_a_list(one: Any) -> None:
-    one.counts.append(1)
+def _in_a_list(optimizer: Any) -> None:
+    optimizer.counts.append(1)
 
 
-def _in_no_parameters_state(one: Any) -> None:
-    one.state["all"] = {"t": 1}
+def _in_no_parameters_state(optimizer: Any) -> None:
+    optimizer.state["all"] = {"t": 1}
 
 
-def _late_in_the_state(one: Any) -> None:
-    for parameter in one.param_groups[0]["params"]:
-        if one.state[parameter].setdefault("t", torch.zeros(())).add_(1) > 1:
-            one.state[parameter]["slow"] = parameter.detach().clone()
+def _late_in_the_state(optimizer: Any) -> None:
+    for parameter in optimizer.param_groups[0]["params"]:
+        if optimizer.state[parameter].setdefault("t", torch.zeros(())).add_(1) > 1:
+            optimizer.state[parameter]["slow"] = parameter.detach().clone()
 
 
-def _by_the_norm(one: Any) -> None:
-    held = [each for group in one.param_groups for each in group["params"]]
+def _by_the_norm(optimizer: Any) -> None:
+    held = [each for group in optimizer.param_groups for each in group["params"]]
     nn.utils.clip_grad_norm_(held, 0.01)
 
 
-def _nothing(one: Any) -> None:
+def _nothing(optimizer: Any) -> None:
     return
 
 

@@ -247,7 +247,7 @@ def test_the_second_batch_follows_from_the_first_ones_position(
         assert_each_sample_once(result, 48, 3)
     pairs = used(tmp_path)
     assert {len(mine) == len(other) for mine, other in pairs} == {True}
-    assert all([one % 16 for one in mine] == other for mine, other in pairs)
+    assert all([index % 16 for index in mine] == other for mine, other in pairs)
 
 
 def test_a_death_does_not_change_the_pairs_of_batches(
@@ -257,7 +257,7 @@ def test_a_death_does_not_change_the_pairs_of_batches(
     result = run(tmp_path, monkeypatch, BY_HAND, engine="local", fault=fault, num_b=16)
     assert result.left
     assert_each_sample_once(result, 48, 3)
-    assert all([one % 16 for one in mine] == other for mine, other in used(tmp_path))
+    assert all([index % 16 for index in mine] == other for mine, other in used(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["by hand", "by updates", "for each epoch"])

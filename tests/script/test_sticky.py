@@ -70,10 +70,10 @@ def twin(num: int = 72, columns: int = 8) -> dict[str, Tensor]:
         state: Any = None
         for first in range(0, num, columns):
             pairs = [data[index] for index in range(first, min(first + columns, num))]
-            words, following = (torch.stack(one) for one in zip(*pairs, strict=True))
+            words, following = (torch.stack(chunk) for chunk in zip(*pairs, strict=True))
             optimizer.zero_grad()
             if state is not None:
-                state = tuple(one[:, : len(words)].detach() for one in state)
+                state = tuple(chunk[:, : len(words)].detach() for chunk in state)
             scores, state = model(words, state)
             loss = nn.functional.cross_entropy(scores.flatten(0, 1), following.flatten())
             loss.backward()

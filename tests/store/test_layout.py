@@ -25,19 +25,19 @@ def model(num_outputs: int = 5) -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, num_outputs), nn.BatchNorm1d(num_outputs)).double()
 
 
-def layout_of(one: nn.Module, optimizer: torch.optim.Optimizer) -> Layout:
-    parameters = list(one.parameters())
+def layout_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> Layout:
+    parameters = list(module.parameters())
     rows = state_rows(optimizer, parameters)
-    return lay_out(one.named_parameters(), named_buffers(one), rows)
+    return lay_out(module.named_parameters(), named_buffers(module), rows)
 
 
-def adam(one: nn.Module) -> torch.optim.Adam:
-    return torch.optim.Adam(one.parameters())
+def adam(module: nn.Module) -> torch.optim.Adam:
+    return torch.optim.Adam(module.parameters())
 
 
 def test_tensors_are_contiguous_and_aligned() -> None:
-    one = model()
-    layout = layout_of(one, adam(one))
+    module = model()
+    layout = layout_of(module, adam(module))
     sections = (layout.parameters, layout.buffers, layout.state)
     stop = 0
     for place in (place for section in sections for place in section.places):
@@ -45,39 +45,39 @@ def test_tensors_are_contiguous_and_aligned() -> None:
         assert place.offset % ALIGN_BYTES == 0
         stop += -(-place.num_bytes // ALIGN_BYTES) * ALIGN_BYTES
     assert stop == layout.block_bytes
-    assert layout.num_parameters == sum(parameter.numel() for parameter in one.parameters())
+    assert layout.num_parameters == sum(parameter.numel() for parameter in module.parameters())
 
 
 def test_equal_models_have_equal_digests_and_others_not() -> None:
-    digests = [layout_of(one, adam(one)).digest() for one in (model(), model(), model(4))]
+    digests = [layout_of(module, adam(module)).digest() for module in (model(), model(), model(4))]
     assert digests[0] == digests[1] != digests[2]
 
 
 def test_a_bound_tensor_keeps_its_values_in_the_block_only() -> None:
-    one = model()
-    layout = layout_of(one, adam(one))
+    module = model()
+    layout = layout_of(module, adam(module))
     block = torch.zeros(layout.block_bytes, dtype=torch.uint8)
     place = layout.parameters.places[0]
-    place.view(block).copy_(one[0].weight.detach())
-    kept, weight = one[0].weight.detach().clone(), one[0].weight
+    place.view(block).copy_(module[0].weight.detach())
+    kept, weight = module[0].weight.detach().clone(), module[0].weight
     bind([weight], Section((place,), 0, place.num_bytes), block)
-    assert weight is one[0].weight
+    assert weight is module[0].weight
     assert torch.equal(weight, kept)
     place.view(block).zero_()
     assert not weight.any()
 
 
 def test_resizing_an_empty_tensor_does_not_overwrite_its_neighbour() -> None:
-    one = nn.Module()
-    one.register_buffer("seen", torch.empty(0, 3))
-    one.register_buffer("beside", torch.ones(3))
-    layout = lay_out([], named_buffers(one), [])
+    module = nn.Module()
+    module.register_buffer("seen", torch.empty(0, 3))
+    module.register_buffer("beside", torch.ones(3))
+    layout = lay_out([], named_buffers(module), [])
     block = torch.zeros(layout.block_bytes, dtype=torch.uint8)
     layout.buffers.places[1].view(block).fill_(1.0)
-    bind(one.buffers(), layout.buffers, block)
-    assert one.seen.shape == (0, 3)
-    one.seen.resize_(5, 3).fill_(7.0)
-    assert one.beside.tolist() == [1.0, 1.0, 1.0]
+    bind(module.buffers(), layout.buffers, block)
+    assert module.seen.shape == (0, 3)
+    module.seen.resize_(5, 3).fill_(7.0)
+    assert module.beside.tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
@@ -91,13 +91,13 @@ def test_state_has_the_memory_order_of_its_parameter(is_loaded: bool) -> None:
         optimizer.state[weight]["step"] = torch.tensor(1.0)
     layout = lay_out([("weight", weight)], [], state_rows(optimizer, [weight]))
     of_weight = [entry.place for entry in layout.entries if entry.place.shape == weight.shape]
-    assert [one.strides for one in of_weight] == [weight.stride()] * 3
+    assert [module.strides for module in of_weight] == [weight.stride()] * 3
 
 
 def over(memory: Tensor, *, is_trained: bool = True) -> nn.Parameter:
-    one = nn.Parameter(memory, requires_grad=is_trained)
-    assert one.data_ptr() == memory.data_ptr()
-    return one
+    module = nn.Parameter(memory, requires_grad=is_trained)
+    assert module.data_ptr() == memory.data_ptr()
+    return module
 
 
 MEMORY = torch.zeros(6, 4)
@@ -125,27 +125,27 @@ TOGETHER = {
 
 @pytest.mark.parametrize("case", APART)
 def test_tensors_in_separate_memory_are_allowed(case: str) -> None:
-    tensors = [(str(number), one) for number, one in enumerate(APART[case])]
+    tensors = [(str(number), module) for number, module in enumerate(APART[case])]
     assert in_one_memory(tensors) is None
     assert in_one_memory(tensors[::-1]) is None
 
 
 @pytest.mark.parametrize("case", TOGETHER)
 def test_tensors_that_share_memory_are_named(case: str) -> None:
-    tensors = [(str(number), one) for number, one in enumerate(TOGETHER[case])]
+    tensors = [(str(number), module) for number, module in enumerate(TOGETHER[case])]
     tensors.insert(1, ("other", torch.zeros(7)))
     for some in (tensors, tensors[::-1]):
         assert sorted(in_one_memory(some) or ()) == ["0", "1"]
 
 
 def test_optimizer_state_is_found_by_a_step_that_changes_nothing() -> None:
-    one = model()
-    before = [parameter.detach().clone() for parameter in one.parameters()]
-    optimizer = adam(one)
-    keys = {key for _, key, _, _ in state_rows(optimizer, list(one.parameters()))}
+    module = model()
+    before = [parameter.detach().clone() for parameter in module.parameters()]
+    optimizer = adam(module)
+    keys = {key for _, key, _, _ in state_rows(optimizer, list(module.parameters()))}
     assert keys == {EXISTS, "step", "exp_avg", "exp_avg_sq"}
     assert not optimizer.state
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), before, strict=True))
     twin = make_twin(optimizer, [{**optimizer.param_groups[0], "params": []}])
     assert is_twin(twin)
     assert not is_twin(optimizer)
@@ -157,9 +157,9 @@ def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
         def step(self, closure):  # type: ignore[no-untyped-def, override]
             raise AssertionError
 
-    one = model()
+    module = model()
     with pytest.raises(ConfigError, match="step cannot be called without arguments"):
-        state_rows(Asking(one.parameters(), lr=0.1), list(one.parameters()))
+        state_rows(Asking(module.parameters(), lr=0.1), list(module.parameters()))
 
 
 def test_an_optimizer_that_needs_the_graph_is_refused() -> None:
@@ -168,11 +168,11 @@ def test_an_optimizer_that_needs_the_graph_is_refused() -> None:
             held = self.param_groups[0]["params"]
             torch.autograd.grad([parameter.grad for parameter in held], held)
 
-    one = model()
+    module = model()
     with pytest.raises(
         ConfigError, match=r"Curved\.step cannot be made on a copy.*--protocol local"
     ):
-        state_rows(Curved(one.parameters(), lr=0.1), list(one.parameters()))
+        state_rows(Curved(module.parameters(), lr=0.1), list(module.parameters()))
 
 
 def test_a_clip_scales_as_torch_does() -> None:

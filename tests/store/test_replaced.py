@@ -27,60 +27,60 @@ class Own(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
-            for one in group["params"]:
-                if one.grad is not None:
-                    self.rule(one, self.state[one], group["lr"])
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self.rule(weight, self.state[weight], group["lr"])
 
 
-def new_weights(one: nn.Parameter, _: dict[str, Any], lr: float) -> None:
-    one.data = one.data - lr * one.grad
+def new_weights(weight: nn.Parameter, _: dict[str, Any], lr: float) -> None:
+    weight.data = weight.data - lr * weight.grad
 
 
-def new_state(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
-    state["m"] = 0.9 * state.get("m", torch.zeros_like(one)) + one.grad
-    one.add_(state["m"], alpha=-lr)
+def new_state(weight: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+    state["m"] = 0.9 * state.get("m", torch.zeros_like(weight)) + weight.grad
+    weight.add_(state["m"], alpha=-lr)
 
 
-def old_memory(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+def old_memory(weight: nn.Parameter, state: dict[str, Any], lr: float) -> None:
     """State tensors that swap names, and the old weights."""
-    new = one.grad + state.get("first", torch.zeros_like(one))
-    state["second"], state["first"] = state.get("first", torch.zeros_like(one)), new
-    state["before"] = one.data
-    one.data = one.data - lr * (state["first"] + 3 * state["second"])
+    new = weight.grad + state.get("first", torch.zeros_like(weight))
+    state["second"], state["first"] = state.get("first", torch.zeros_like(weight)), new
+    state["before"] = weight.data
+    weight.data = weight.data - lr * (state["first"] + 3 * state["second"])
 
 
-def rebuilt(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+def rebuilt(weight: nn.Parameter, state: dict[str, Any], lr: float) -> None:
     """All state is replaced, with a number."""
     count = state.get("t", 0) + 1
     state.clear()
-    state.update(t=count, m=one.grad * count)
-    one.sub_(state["m"], alpha=lr)
+    state.update(t=count, m=weight.grad * count)
+    weight.sub_(state["m"], alpha=lr)
 
 
-def late(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+def late(weight: nn.Parameter, state: dict[str, Any], lr: float) -> None:
     state["t"] = state.get("t", 0) + 1
     if state["t"] == 4:
-        state["slow"] = one.clone()
+        state["slow"] = weight.clone()
 
 
-def dropped(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+def dropped(weight: nn.Parameter, state: dict[str, Any], lr: float) -> None:
     state["t"] = state.get("t", 0) + 1
-    state["m"] = one.grad
+    state["m"] = weight.grad
     if state["t"] == 4:
         del state["m"]
 
 
-def other_type(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+def other_type(weight: nn.Parameter, state: dict[str, Any], lr: float) -> None:
     state["t"] = state.get("t", 0) + 1
-    state["m"] = one.grad.double() if state["t"] == 4 else one.grad
+    state["m"] = weight.grad.double() if state["t"] == 4 else weight.grad
 
 
-def other_shape(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+def other_shape(weight: nn.Parameter, state: dict[str, Any], lr: float) -> None:
     state["t"] = state.get("t", 0) + 1
-    one.data = one.data[:1] if state["t"] == 4 else one.data
+    weight.data = weight.data[:1] if state["t"] == 4 else weight.data
 
 
-def no_tensor(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+def no_tensor(weight: nn.Parameter, state: dict[str, Any], lr: float) -> None:
     state["m"] = 3.0 if "m" in state else torch.tensor(2.0)
 
 
@@ -101,8 +101,8 @@ def _steps_in_turn(rule: Rule, num_steps: int = 6) -> None:
     plain.load_state_dict(model.state_dict())
     twin = Own(plain.parameters(), rule)
     parameters = list(model.parameters())
-    for place, one in zip(layout.parameters.places, parameters, strict=True):
-        place.view(blocks[0]).copy_(one.detach())
+    for place, weight in zip(layout.parameters.places, parameters, strict=True):
+        place.view(blocks[0]).copy_(weight.detach())
     updaters = [
         [Updater(optimizer, parameters, layout, block) for block in blocks] for _ in range(2)
     ]
