@@ -23,9 +23,9 @@ Say = Callable[[str], tuple[int, str, str]]
 Launch = Callable[..., tuple[int, str, str]]
 
 
-def _models(folder: Path, **asked: object) -> BestModels:
+def _models(folder: Path, **flags: object) -> BestModels:
     now = folder.stat()
-    return BestModels(folder, (now.st_dev, now.st_ino), "acc", **asked)  # type: ignore[arg-type]
+    return BestModels(folder, (now.st_dev, now.st_ino), "acc", **flags)  # type: ignore[arg-type]
 
 
 def _look(models: BestModels, *rows: tuple[int, float]) -> None:
@@ -93,7 +93,7 @@ def test_a_kill_while_a_model_is_kept_never_leaves_a_worse_one(
     _look(_models(tmp_path, most=most), (3, 0.7))
     assert (tmp_path / "best.safetensors").read_text() == ("2" if best == "2" else "3")
     assert _listed(tmp_path) == {"1": [3, 1], "2": [2, 3]}[best][:most]
-    _look(_models(tmp_path, most=most), (2, 0.9))  # where the run goes on from before it
+    _look(_models(tmp_path, most=most), (2, 0.9))  # where the run resumes from before it
     assert (tmp_path / "best.safetensors").read_text() == "2"
 
 
@@ -154,8 +154,8 @@ for number in pace.updates(40):
 
 @pytest.fixture
 def launch(say: Say, tmp_path: Path) -> Launch:
-    def run(flags: str, asked: str) -> tuple[int, str, str]:
-        (tmp_path / "train.py").write_text(SCRIPT.format(asked=asked))
+    def run(flags: str, rules: str) -> tuple[int, str, str]:
+        (tmp_path / "train.py").write_text(SCRIPT.format(asked=rules))
         return say(f"launch --device cpu --run-dir run {flags} train.py")
 
     return run
@@ -226,8 +226,8 @@ def test_a_lone_worker_stops_and_keeps_by_the_same_rules(
 
 
 def test_a_resumed_run_counts_earlier_evaluations(launch: Launch, say: Say, tmp_path: Path) -> None:
-    asked = 'pace.stop_when("f1", patience=3)'
-    code, out, err = launch("--workers 1 --updates 31", asked)
+    rules = 'pace.stop_when("f1", patience=3)'
+    code, out, err = launch("--workers 1 --updates 31", rules)
     assert code == 0, err
     assert "ended             31 updates" in out  # evaluated at 25 and 30: no better than at 20
     code, out, err = say("launch --device cpu --resume run train.py")

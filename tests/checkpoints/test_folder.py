@@ -27,9 +27,9 @@ def save(checkpoints: CheckpointFolder, value: int) -> Path:
     return checkpoints.seal(aside)
 
 
-def value_of(found: Checkpoint) -> int:
-    value = found.json("a.json")["value"]
-    assert (found.path / "b.bin").read_bytes() == bytes([value % 251]) * 5000
+def value_of(checkpoint: Checkpoint) -> int:
+    value = checkpoint.json("a.json")["value"]
+    assert (checkpoint.path / "b.bin").read_bytes() == bytes([value % 251]) * 5000
     assert isinstance(value, int)
     return value
 

@@ -154,7 +154,7 @@ def assert_all_was_trained(folder: Path, loops: int) -> None:
     values = (
         (folder / "epochs").read_text().split()
     )  # what follows a loop is done after a stop, too
-    assert list(dict.fromkeys(values)) == [str(one) for one in range(EPOCHS)]
+    assert list(dict.fromkeys(values)) == [str(epoch) for epoch in range(EPOCHS)]
     run = Run(folder=folder / "run", summary=summarize(folder / "run"))
     trained = [used for used in run.used() if used]
     assert trained == [Counter(range(SAMPLES))] * (EPOCHS * loops)

@@ -194,10 +194,12 @@ def test_checkpoints_of_processes_are_taken_while_all_work(tmp_path: Path, proto
     run = go(ADAM, tmp_path, **every, delay=("20ms",))
     versions = [
         CheckpointFolder(run.folder / "checkpoints")
-        .check(int(one.name))
+        .check(int(path.name))
         .json("run.json")["version"]
-        for one in sorted((run.folder / "checkpoints").iterdir(), key=lambda one: one.name.zfill(9))
-        if one.name.isdigit()
+        for path in sorted(
+            (run.folder / "checkpoints").iterdir(), key=lambda path: path.name.zfill(9)
+        )
+        if path.name.isdigit()
     ]
     assert len(versions) >= 3
     assert versions == sorted(set(versions))

@@ -176,7 +176,8 @@ def _of_two(where: str, folder: Path, sleep_s: float = 0.0, **settings: Any) -> 
 
 def _assert_same_of_two(folder: Path, run: Run, whole: Run) -> None:
     result, wanted = (
-        json.loads((one / "rates.json").read_text()) for one in (folder, folder.parent / "whole")
+        json.loads((place / "rates.json").read_text())
+        for place in (folder, folder.parent / "whole")
     )
     assert result == wanted
     assert wanted[1] == [30, 30]

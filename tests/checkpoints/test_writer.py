@@ -81,9 +81,9 @@ def test_a_renamed_checkpoint_without_a_pointer_is_the_newest(
     struck(signal.SIGSTOP)
     memory = SharedMemory.create(64)
     writer.write(request(tmp_path, {"run.json": {"version": 1}}), memory.buffer)
-    asked = request(tmp_path, {"run.json": {"version": 2}})
+    pending = request(tmp_path, {"run.json": {"version": 2}})
     here = WriteQueue(memory)
-    here.hand_in(asked, is_last=False)
+    here.hand_in(pending, is_last=False)
 
     def cut_off(*_: object) -> None:
         raise KeyboardInterrupt
@@ -91,7 +91,7 @@ def test_a_renamed_checkpoint_without_a_pointer_is_the_newest(
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointFolder, "_point", cut_off)
         with pytest.raises(KeyboardInterrupt):
-            writer.write(asked, memory.buffer)
+            writer.write(pending, memory.buffer)
     here.finish()
     assert [Path(answer["sealed"]).name for answer in here.answers()] == ["2"]
     assert CheckpointFolder(tmp_path).newest().json("run.json") == {"version": 2}
@@ -103,9 +103,9 @@ def test_a_removed_checkpoint_is_reported_as_not_written(
 ) -> None:
     struck(signal.SIGSTOP)
     here = WriteQueue(SharedMemory.create(64))
-    asked = request(tmp_path, {})
-    here.hand_in(asked, is_last=False)
-    shutil.rmtree(asked["aside"])
+    pending = request(tmp_path, {})
+    here.hand_in(pending, is_last=False)
+    shutil.rmtree(pending["aside"])
     here.finish()
     assert here.answers() == [{"failed": "No such file or directory"}]
     here.close()
@@ -144,7 +144,7 @@ def test_a_run_with_a_stopped_writer_ends_with_correct_checkpoints(
     for epoch, result in enumerate(results, start=1):
         assert result.json("run.json")["epoch"] == epoch
         alone = plain_loop(replace(TASK, epochs=epoch))
-        saved = load_file(result.path / MODEL)  # without the second name of what is tied
+        saved = load_file(result.path / MODEL)  # without the second name of a tied weight
         assert differ(saved, {name: alone[name] for name in saved}) < 1e-6
 
 

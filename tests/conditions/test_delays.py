@@ -84,7 +84,7 @@ def test_a_quantile_is_exceeded_with_its_probability(text: str, share: float) ->
     delay, rng = parse_delay(text), random.Random(4)
     border_s = delay.exceeded_s(share)
     result = sum(delay.sample(rng) > border_s for _ in range(10_000)) / 10_000
-    if text.startswith("list"):  # a step: the share lies between those beside the border
+    if text.startswith("list"):  # a step: the share is between those next to the threshold
         assert result <= share <= result + 1 / 3 + 0.02
     else:
         assert result == pytest.approx(share, abs=0.02)

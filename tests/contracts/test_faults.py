@@ -1,7 +1,7 @@
 """The contract under faults: for every protocol and any plan, the run ends with consistent books.
 
 no deadlock        every epoch ends
-every sample       in exactly one update of its epoch, or dropped where that was asked for
+every sample       in exactly one update of its epoch, or dropped on request
 versions dense     one a update, from 0
 every push         in at most one update; each meets exactly one of Apply, Discard and Late
 """
@@ -148,7 +148,7 @@ def test_every_kind_of_fault_fires_when_it_is_planned(text: str, kind: Kind) -> 
     lives, protocol = len(run._agenda.current), parse(text, WORKERS)
     if kind in (Kind.KILL, Kind.RAISE):
         assert lives == WORKERS + 1
-    elif kind is Kind.SLOW or protocol.cancels:  # whose work is called off is released
+    elif kind is Kind.SLOW or protocol.cancels:  # a member whose work is called off is released
         assert (lives, books.stalled) == (WORKERS, [])
     else:
         assert books.stalled == [1]

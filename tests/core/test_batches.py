@@ -94,7 +94,7 @@ def test_with_columns_a_part_has_the_same_places_in_every_batch(
 
 def test_with_columns_all_batches_but_the_last_have_one_size() -> None:
     usual = Batches(20, 4, 2, has_columns=True)
-    assert [(one.start, one.stop) for one in _all(usual.with_ends([6, 12, 16]))] == [
+    assert [(lease.start, lease.stop) for lease in _all(usual.with_ends([6, 12, 16]))] == [
         (0, 3), (3, 6), (6, 9), (9, 12), (12, 15), (15, 16),
     ]  # fmt: skip
     for ends in ([4, 12], [6, 10, 16], [1, 2]):
@@ -158,7 +158,7 @@ def test_a_round_starts_at_its_first_lease(
     """Also after short rounds, and where all batches are of one size."""
     leases = PeerLeases(batches, num_members, num_steps, num_short, epoch=0, position=position)
     for number in range(leases.num_rounds):
-        own = [one for rank in range(num_members) for one in leases.of(number, rank)]
+        own = [lease for rank in range(num_members) for lease in leases.of(number, rank)]
         assert leases.begins_at(number) == own[0].start
 
 

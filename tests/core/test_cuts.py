@@ -111,7 +111,7 @@ def test_reported_numbers_are_the_used_ones(end: int, num_pushes: int, seed: int
         if driver.at_work:
             driver.push_what_is_there(rng.choice(sorted(driver.at_work)))
         first, others = driver.coordinator.done_with()
-        known = {*range(min(first, end)), *(one for one in others if one < end)}
+        known = {*range(min(first, end)), *(number for number in others if number < end)}
         assert known == set(driver.used)
 
 

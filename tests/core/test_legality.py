@@ -195,9 +195,9 @@ def test_a_member_that_just_pushed_is_waiting_and_one_that_left_is_gone() -> Non
     members.pending[0] = 1
     members.begin_work(ticket)
     pushed = Pushed(ticket, 4, 1.0, True, 0.0)
-    check_decisions([Release(0, 1)], pushed, members, lambda one: False)
+    check_decisions([Release(0, 1)], pushed, members, lambda member: False)
     with pytest.raises(ProtocolError, match="only a waiting member can be released"):
-        check_decisions([Release(0, 1)], Left(0, 0.0), members, lambda one: False)
+        check_decisions([Release(0, 1)], Left(0, 0.0), members, lambda member: False)
     with pytest.raises(ProtocolError, match="is not a gathered push"):
-        check_decisions([Discard(Ticket(0, 1, 0))], pushed, members, lambda one: False)
+        check_decisions([Discard(Ticket(0, 1, 0))], pushed, members, lambda member: False)
     assert members.is_at_work(0)

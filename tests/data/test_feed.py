@@ -67,12 +67,12 @@ def test_sizes_are_known_without_drawing() -> None:
 def test_requested_batches_arrive_in_order_without_cancelled_ones() -> None:
     workers = FedWorkers(DataLoader(DATA), num_workers=1, prefetch=2)
     leases = [Lease(number, 0, 2 * number, 2 * number + 2) for number in range(3)]
-    asked = []
+    requests = []
     for lease in leases:
         indices = Indices(range(lease.start, lease.stop))
         indices.seed = lease.id
-        asked.append((lease, indices))
-    workers.ask(asked)
+        requests.append((lease, indices))
+    workers.ask(requests)
     assert workers.take(leases[1])[0].tolist() == [2.0, 3.0]
     assert workers.take(leases[0]) is None
     assert workers.take(leases[2])[0].tolist() == [4.0, 5.0]
@@ -81,15 +81,15 @@ def test_requested_batches_arrive_in_order_without_cancelled_ones() -> None:
 
 def test_starved_loader_workers_prefetch_again() -> None:
     workers = FedWorkers(DataLoader(DATA), num_workers=1, prefetch=3)
-    asked = []
+    requests = []
     for number in range(6):
         indices = Indices([number])
         indices.seed = number
-        asked.append((Lease(number, 0, number, number + 1), indices))
-    workers.ask(asked[:1])
-    workers.ask(asked[1:])
+        requests.append((Lease(number, 0, number, number + 1), indices))
+    workers.ask(requests[:1])
+    workers.ask(requests[1:])
     assert len(workers._feed.ready) == 3  # the other three are with the worker
-    results = [workers.take(lease)[0].tolist() for lease, _ in asked]
+    results = [workers.take(lease)[0].tolist() for lease, _ in requests]
     assert results == [[float(number)] for number in range(6)]
     workers.close()
 
@@ -133,12 +133,12 @@ class Named(UserDict[str, Any]):
 
 
 class Fixed(list[Any]):
-    def __init__(self, one: Tensor, other: Tensor) -> None:
-        super().__init__([one, other])
+    def __init__(self, first: Tensor, other: Tensor) -> None:
+        super().__init__([first, other])
 
 
 def doubled(value: Any) -> Any:
-    return apply(lambda one: 2 * one, value)
+    return apply(lambda tensor: 2 * tensor, value)
 
 
 def test_tensors_are_changed_in_containers_of_any_type() -> None:

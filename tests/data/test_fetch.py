@@ -78,14 +78,14 @@ def test_the_publisher_is_asked_first(tiny) -> None:
     machine = Machine(web=_web(tiny, "https://first.invalid/"), programs=_debian(tiny))
     fetched = fetch("tiny", env=tiny.env, outside=machine)
     assert (fetched.source, fetched.folder) == ("the web", tiny.root / "tiny")
-    assert all(asked.startswith("https://first.invalid/") for asked in machine.asked)
+    assert all(request.startswith("https://first.invalid/") for request in machine.asked)
     _assert_sound(tiny, fetched.folder)
 
 
 def test_the_next_address_is_asked_when_the_first_is_down(tiny) -> None:
     machine = Machine(web=_web(tiny, "https://second.invalid/"))
     assert fetch("tiny", env=tiny.env, outside=machine).source == "the web"
-    assert sum("first.invalid" in asked for asked in machine.asked) == 1
+    assert sum("first.invalid" in request for request in machine.asked) == 1
     _assert_sound(tiny, tiny.root / "tiny")
 
 
@@ -94,10 +94,10 @@ def test_debians_package_is_unpacked_with_separate_lists(tiny) -> None:
     fetched = fetch("tiny", env=tiny.env, outside=machine)
     assert fetched.source == "Debian's package dataset-tiny"
     _assert_sound(tiny, fetched.folder)
-    apt = [asked for asked in machine.asked if asked.startswith("apt-get")]
-    assert [asked.split()[-1] for asked in apt] == ["update", "dataset-tiny"]
+    apt = [request for request in machine.asked if request.startswith("apt-get")]
+    assert [request.split()[-1] for request in apt] == ["update", "dataset-tiny"]
     for option in ("Dir::State::Lists", "Dir::Cache"):
-        assert all(f"-o{option}={tiny.root}" in asked for asked in apt)
+        assert all(f"-o{option}={tiny.root}" in request for request in apt)
 
 
 def test_npms_package_is_the_last_resort_and_runs_no_scripts(tiny) -> None:

@@ -31,7 +31,7 @@ def likeness(make: Callable[[int], Any], **options: Any) -> list[Likeness]:
 
 
 def test_the_first_middle_and_last_samples_are_compared() -> None:
-    assert [one.number for one in likeness(lambda index: index)] == [0, 4, 8]
+    assert [sample.number for sample in likeness(lambda index: index)] == [0, 4, 8]
 
 
 def test_one_different_sample_is_found() -> None:
@@ -46,7 +46,7 @@ def test_random_numbers_of_the_known_generators_are_compared() -> None:
         return random.random(), np.random.random(), torch.rand(2)
 
     first = likeness(draw)
-    assert all(one.times for one in first)
+    assert all(sample.times for sample in first)
     assert are_others(first, likeness(draw)) is None
 
 

@@ -137,7 +137,7 @@ def test_the_digest_distinguishes_orders_and_batches() -> None:
 def test_a_sampler_with_replacement_is_drawn_only_as_far_as_needed() -> None:
     long = DataLoader(range(50), 4, sampler=RandomSampler(range(50), True, int(1e10)))
     short = DataLoader(range(50), 4, sampler=RandomSampler(range(50), True, 640))
-    orders = [EpochOrder(one, 3) for one in (long, short, long)]
+    orders = [EpochOrder(loader, 3) for loader in (long, short, long)]
     assert orders[0].count() == (int(1e10), int(2.5e9))
     state = torch.get_rng_state()
     for order in orders:
@@ -174,7 +174,7 @@ class Rotated(Listed):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        return iter([(one + self.epoch) % 8 for one in range(8)])
+        return iter([(position + self.epoch) % 8 for position in range(8)])
 
 
 class InPairs(Listed):

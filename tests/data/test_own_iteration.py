@@ -67,7 +67,7 @@ class ToDevice(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # as scripts write it
         self.passes += 1
         for batch in super().__iter__():
-            yield tuple(one.to("cpu", copy=True) for one in batch)
+            yield tuple(tensor.to("cpu", copy=True) for tensor in batch)
 
 
 class Within(DataLoader[Any]):

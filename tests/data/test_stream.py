@@ -67,9 +67,9 @@ def _read(source: StreamSource, epoch: int = 0, state: str = "") -> list[tuple[i
     client, results = StreamClient(), list[tuple[int, Any]]()
     while not client.connect(*reader.place):
         pass
-    while not isinstance(one := client.take(epoch, len(results)), Over):
-        assert one is None or isinstance(one, Received), one
-        results += [] if one is None else [(one.num_samples, one.batch)]
+    while not isinstance(received := client.take(epoch, len(results)), Over):
+        assert received is None or isinstance(received, Received), received
+        results += [] if received is None else [(received.num_samples, received.batch)]
     client.drop()
     reader.stop()
     return results
@@ -197,8 +197,8 @@ def test_any_numbers_are_answered(size: int, asked: list[int], seed: st.DataObje
     ids=["tuple", "dict", "list", "parameter"],
 )
 def test_a_batch_is_decoded_as_it_was_encoded(batch: Any) -> None:
-    for one in (batch, pack(batch)):
-        assert digest_of(decode(encode(2, one))) == digest_of(batch)
+    for content in (batch, pack(batch)):
+        assert digest_of(decode(encode(2, content))) == digest_of(batch)
 
 
 def test_a_frame_can_be_read_repeatedly_and_each_read_is_a_copy() -> None:
@@ -467,7 +467,7 @@ class _Random(IterableDataset[Any]):
 def test_draws_follow_from_seed_and_pass_also_when_resumed() -> None:
     def drawn(seed: int, epoch: int, state: str = "") -> list[float]:
         source = StreamSource(DataLoader(_Random(), batch_size=2), 2, seed)
-        return torch.cat([one for _, one in _read(source, epoch, state)]).flatten().tolist()
+        return torch.cat([batch for _, batch in _read(source, epoch, state)]).flatten().tolist()
 
     state = _first_state(StreamSource(DataLoader(_Random(), batch_size=2), 2, 1))
     assert drawn(1, 0, state) == drawn(1, 0)[2:]

@@ -47,7 +47,7 @@ def test_compressed_ranks_match_local_workers(
     protocol: str,
     mode: str,
 ) -> None:
-    """Also where gradients change after their exchange has begun, and it is repeated."""
+    """Also where gradients change after their exchange has started, and it is repeated."""
     chosen = {"PACELINE_COMPRESS": compress, "PACELINE_PROTOCOL": protocol, "MODE": mode}
     ended = run_by_mpirun(tmp_path, num_ranks, **chosen)
     assert ended.code == 0, ended.said

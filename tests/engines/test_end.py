@@ -83,7 +83,7 @@ def test_work_left_to_the_end_of_a_workers_process_is_done(tmp_path: Path) -> No
         patch.chdir(tmp_path)
         run = run_script(script, tmp_path, workers=2)
     assert run.left == []
-    assert [(tmp_path / f"log-{one}").read_text() for one in range(2)] == ["thread atexit"] * 2
+    assert [(tmp_path / f"log-{seat}").read_text() for seat in range(2)] == ["thread atexit"] * 2
     assert "ZeroDivisionError" in (run.folder / "logs" / "worker-1.log").read_text()
 
 

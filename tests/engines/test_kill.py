@@ -106,7 +106,7 @@ def test_the_new_main_workers_output_is_shown_from_its_turn_on(
         protocol=protocol,
         device="cpu",
         threads=1,
-        delay=("10ms",),  # nobody takes a whole epoch before the other has begun
+        delay=("10ms",),  # no worker completes an epoch before the other has started
     )
     text = io.StringIO()
     launcher.launch_run(program, settings, QuietObserver(text))

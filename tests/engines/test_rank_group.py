@@ -92,7 +92,7 @@ def test_a_lost_machine_is_reported_and_a_closed_connection_is_not(
 ) -> None:
     told: list[str] = []
     pairs = {name: socket.socketpair() for name in ("place", "next")}
-    links = iter([kind(fileno=one.detach()) for one, _ in pairs.values()])
+    links = iter([kind(fileno=end.detach()) for end, _ in pairs.values()])
     monkeypatch.setattr(group, "keep_alive", lambda link: None)
     monkeypatch.setattr(socket, "create_connection", lambda *_, **__: next(links))
     for _, other in pairs.values():

@@ -220,11 +220,13 @@ def exchange_alone(
     """The mean over one member."""
     mean = block.clone()
     for exchanging in compressed.begin_all(block, 1.0, mean, due):
-        asked = next(exchanging)
+        operation = next(exchanging)
         while True:
-            is_gathered = type(asked).__name__ == "AllGather"
+            is_gathered = type(operation).__name__ == "AllGather"
             try:
-                asked = exchanging.send(asked.tensor[None] if is_gathered else asked.tensor)
+                operation = exchanging.send(
+                    operation.tensor[None] if is_gathered else operation.tensor
+                )
             except StopIteration:
                 break
     return mean
@@ -275,7 +277,7 @@ def test_each_fragment_keeps_its_residual(name: str) -> None:
 def test_every_dtype_is_compressed_and_nothing_is_lost(name: str) -> None:
     compressed = made(name)
     for update in range(3):
-        before = [one.clone() for one in compressed.remember()["residual"]]
+        before = [part.clone() for part in compressed.remember()["residual"]]
         block = a_gradient(update)
         mean = exchange_alone(compressed, block)
         compressed.keep([1] * 6, mean)
@@ -307,9 +309,9 @@ def test_unsent_residual_is_kept_when_gradients_are_cut(name: str) -> None:
 def test_each_member_restores_its_residual_or_the_first_takes_the_sum() -> None:
     parts = []
     for seat in range(3):
-        one = made("topk", seat, 1)
-        one.keep([1] * 6, exchange_alone(one, a_gradient(seat)))
-        parts.append(one.remember())
+        kept = made("topk", seat, 1)
+        kept.keep([1] * 6, exchange_alone(kept, a_gradient(seat)))
+        parts.append(kept.remember())
     for seat in range(3):
         again = made("topk", seat, 3)
         again.go_on(3, parts.__getitem__)
@@ -319,8 +321,8 @@ def test_each_member_restores_its_residual_or_the_first_takes_the_sum() -> None:
             assert torch.equal(results, saved)
     for num_members in (2, 4):
         members = [made("topk", seat, num_members) for seat in range(num_members)]
-        for one in members:
-            one.go_on(3, parts.__getitem__)
+        for kept in members:
+            kept.go_on(3, parts.__getitem__)
         for run in range(3):
             total = sum(part["residual"][run] for part in parts)
             results = [member.remember()["residual"][run] for member in members]

@@ -63,8 +63,8 @@ class Rig:
         self.model, self.alone = nn.Linear(3, 2), nn.Linear(3, 2)
         self.alone.load_state_dict(self.model.state_dict())
         self.optimizer, self.its = (
-            torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.5)
-            for one in (self.model, self.alone)
+            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+            for model in (self.model, self.alone)
         )
         replica = Replica(self.model, self.optimizer, self.optimizer)
         self.control = Control(PrivateMemory(control_bytes(1)), 1)
@@ -107,7 +107,7 @@ class Rig:
 
     def is_as_alone(self) -> bool:
         pairs = zip(self.model.parameters(), self.alone.parameters(), strict=True)
-        return all(torch.equal(one, other) for one, other in pairs)
+        return all(torch.equal(value, other) for value, other in pairs)
 
 
 @PATHS

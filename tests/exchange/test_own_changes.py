@@ -98,8 +98,8 @@ def test_returned_work_drops_all_own_changes() -> None:
 
 @pytest.mark.parametrize("overlap", [1, 3])
 def test_own_changes_are_merged_in_halves_after_the_overlap_steps(overlap: int) -> None:
-    copy, halfway, asked = Copy(overlap_steps=overlap), list[int](), list[int]()
-    copy.own.before_merge = lambda: asked.append(1)
+    copy, halfway, merges = Copy(overlap_steps=overlap), list[int](), list[int]()
+    copy.own.before_merge = lambda: merges.append(1)
     copy.own.halfway = lambda: halfway.append(1)
     copy.push(1)
     copy.pull(2)
@@ -107,7 +107,7 @@ def test_own_changes_are_merged_in_halves_after_the_overlap_steps(overlap: int) 
         assert copy.held() == [1, 2, 3]
         copy.own.stepped()
     assert copy.held() == [1, 11, 3]
-    assert (len(asked), len(halfway), copy.num_marked) == (1, overlap // 2, 1)
+    assert (len(merges), len(halfway), copy.num_marked) == (1, overlap // 2, 1)
     copy.own.stepped()
     assert copy.held() == [1, 11, 3], "merged twice"
 

@@ -73,7 +73,7 @@ def test_a_slow_link_is_priced_by_bytes() -> None:
     began_s = time.perf_counter()
     price = MadeUpGradients(made("int8")).price_on(link, slow, lambda: None)
     assert price.plain_s is not None
-    assert price.plain_s > time.perf_counter() - began_s  # nobody has waited for it
+    assert price.plain_s > time.perf_counter() - began_s  # it was not awaited
     assert price.wins
     assert "compressing wins here" in price.render()
 

@@ -110,8 +110,8 @@ def test_members_keep_no_rounds_that_the_first_has_reported() -> None:
     channel = type("Channel", (), {"send": staticmethod(sent.append)})()
     first, second = (RoundsTold(channel, control, 100, (0, 1), seat) for seat in range(2))
     for number in range(3):
-        for one in (first, second):
-            one.note(number, [line().entry(0)] * 2, snapshot=int(number == 1))
+        for member in (first, second):
+            member.note(number, [line().entry(0)] * 2, snapshot=int(number == 1))
     assert [(message.first, len(message.rows)) for message in sent] == [
         (0, 2)
     ]  # with the checkpoint
@@ -126,8 +126,8 @@ def test_rounds_of_a_dead_first_member_are_reported_by_the_next() -> None:
     channel = type("Channel", (), {"send": staticmethod(sent.append)})()
     first, second = (RoundsTold(channel, control, 100, (0, 1), seat) for seat in range(2))
     for number in range(3):
-        for one in (first, second):
-            one.note(number, [line().entry(0)] * 2, snapshot=int(number == 0))
+        for member in (first, second):
+            member.note(number, [line().entry(0)] * 2, snapshot=int(number == 0))
     control[control.gone[0]] = 1
     second.end(3)
     assert [(message.first, len(message.rows)) for message in sent] == [(0, 1), (1, 2)]

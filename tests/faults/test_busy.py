@@ -66,7 +66,7 @@ def script_of(folder: Path, **places: str) -> Path:
 
 
 def busy(folder: Path, *, at: str, does: str, **settings: object) -> Run:
-    """A run of two workers whose second, or main, one is busy by itself at this place."""
+    """A run of two workers; the second, or the main one, is busy at this place."""
     who = "pace.is_main" if at in ("ready", "between", "after") else "pace.worker == 1"
     when = " and number == 3 and not epoch" if at == "inside" else ""
     script = script_of(folder, **{at: f"if {who}{when}: {does}()"})

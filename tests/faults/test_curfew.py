@@ -57,7 +57,7 @@ IN_C = "collections.deque(itertools.repeat(0), maxlen=0)"
 
 
 def write(folder: Path, at: str, hang: str) -> Path:
-    """The script whose worker 1 hangs at this place; inside an epoch another leaves it batches."""
+    """Write the script whose worker 1 hangs here; inside an epoch another leaves it batches."""
     places = dict.fromkeys(("before", "inside", "between", "after"), "pass")
     places[at] = "if pace.worker == 1: hang()"
     if at == "inside":

@@ -99,7 +99,7 @@ with pace.once() as is_first:
     print("inside", pace.worker, is_first, flush=True)
 """
     early(tmp_path, before, respawn=True)
-    logs = [(tmp_path / "run" / "logs" / f"worker-{one}.log").read_text() for one in (0, 1)]
+    logs = [(tmp_path / "run" / "logs" / f"worker-{seat}.log").read_text() for seat in (0, 1)]
     assert "inside 0 True" in logs[0]
     assert "inside 1 False" in logs[1]
 

@@ -41,7 +41,7 @@ def _train(folder: Path, *faults: Fault, **settings: Any) -> Run:
 def test_a_worker_that_leaves_late_takes_no_update_back(
     tmp_path: Path, barrier: int, late: int
 ) -> None:
-    """Worker 3 dies; worker 0 goes on through the store while another is still leaving."""
+    """Worker 3 dies; worker 0 switches to the store while another is still leaving."""
     death = Fault(worker=3, point="before it reaches a barrier", call=2 * (ROUNDS - 1) + barrier)
     late_one = Fault(worker=late, point="while it leaves its peers", call=1, late_s=0.5)
     run = _train(tmp_path, death, late_one)

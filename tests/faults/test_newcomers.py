@@ -265,7 +265,7 @@ def test_a_newcomer_has_the_others_unprepared_schedulers(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(UNPREPARED)
     run_script(tmp_path / "train.py", tmp_path, workers=2, protocol=protocol, respawn=True)
-    first, second = ((tmp_path / f"rates-{one}").read_text().splitlines() for one in (0, 1))
+    first, second = ((tmp_path / f"rates-{seat}").read_text().splitlines() for seat in (0, 1))
     assert first[-1] == second[-1] == f"4 {0.1 * 0.5**5}"
 
 
@@ -300,4 +300,4 @@ def test_a_sum_before_the_epochs_waits_for_no_newcomer(
     (tmp_path / "train.py").write_text(SUMS_FIRST)
     run = run_script(tmp_path / "train.py", tmp_path, workers=2, respawn=True)
     assert run.used() == [Counter(range(96))] * 2
-    assert [(tmp_path / f"sum-{one}").read_text() for one in (0, 1)] == ["1.0\n", "1.0\n"]
+    assert [(tmp_path / f"sum-{seat}").read_text() for seat in (0, 1)] == ["1.0\n", "1.0\n"]

@@ -71,8 +71,8 @@ def family(run: subprocess.Popen[bytes]) -> dict[str, psutil.Process]:
     """All processes of a run by role; loaders' workers are children of members."""
     launcher = psutil.Process(run.pid)
     (server,) = launcher.children()
-    members = sorted(server.children(), key=lambda one: one.pid)
-    loaders = [child for one in members for child in one.children()]
+    members = sorted(server.children(), key=lambda member: member.pid)
+    loaders = [child for member in members for child in member.children()]
     assert len(members) == 2
     assert len(loaders) == 2
     return {

@@ -37,20 +37,20 @@ def seal(checkpoint: Path) -> None:
     (checkpoint / MANIFEST).write_text(json.dumps({**body, "sha256": _digest_of(body)}))
 
 
-def go_on(folder: Path, said: list[str] | None = None) -> Any:
+def go_on(folder: Path, notes: list[str] | None = None) -> Any:
     flags = {"resume": str(folder), "updates": 9, "device": "cpu"}
     settings = adopt(resolve(flags, env={}, is_call=True))
-    return launcher.launch_run(TaskProgram(task=TASK), settings, Heard(said))
+    return launcher.launch_run(TaskProgram(task=TASK), settings, Heard(notes))
 
 
 class Heard(QuietObserver):
-    def __init__(self, said: list[str] | None) -> None:
+    def __init__(self, notes: list[str] | None) -> None:
         super().__init__()
-        self._said = said
+        self._notes = notes
 
     def note(self, text: str) -> None:
-        if self._said is not None:
-            self._said.append(text)
+        if self._notes is not None:
+            self._notes.append(text)
 
 
 @pytest.fixture

@@ -203,7 +203,7 @@ def test_a_host_name_that_resolves_to_loopback_is_refused_between_machines_only(
 
 def test_two_machines_with_one_name_are_two() -> None:
     """Otherwise their names would not be resolved, and the plan would be that of one machine."""
-    first, second = (HELLO._replace(host="localhost", boot=one) for one in ("a", "b"))
+    first, second = (HELLO._replace(host="localhost", boot=boot) for boot in ("a", "b"))
     unreached = second._replace(unreachable_why="its own name 'localhost' resolves to 127.0.0.1")
     with pytest.raises(ConfigError, match="worker 1 on localhost"):
         ranks._refuse_unreachable([first, unreached])

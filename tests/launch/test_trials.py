@@ -87,11 +87,11 @@ def updates_of(say: Say) -> dict[str, int]:
     """The updates of each trial, by its report."""
     code, out, err = say("report run --json")
     assert code == 0, err
-    return {one["name"]: one["updates"] for one in json.loads(out)["trials"]}
+    return {trial["name"]: trial["updates"] for trial in json.loads(out)["trials"]}
 
 
-def errors_in(said: str) -> list[str]:
-    return [line for line in said.splitlines() if line.startswith("error: ")]
+def errors_in(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("error: ")]
 
 
 WHOLE = {"trial-1": 8, "trial-2": 8, "trial-3": 8}

@@ -101,7 +101,7 @@ def test_time_between_epochs_is_not_step_time() -> None:
         for member in range(2):
             push(protocol, member, serial, 1.0 + serial)
     protocol.react(Exhausted(7.0))
-    for serial in range(6, 9):  # an evaluation of a hundred seconds lies between
+    for serial in range(6, 9):  # an evaluation of a hundred seconds is between
         for member in range(2):
             push(protocol, member, serial, 100.0 + serial)
     times_s = [time for _, times in protocol.state()["times_s"] for time in times]

@@ -61,7 +61,7 @@ def test_a_member_that_stalls_while_waiting_leaves_no_work() -> None:
     assert released(run.push(1)) == [
         1,
     ]
-    assert released(run.push(1)) == [1]  # the update lacks a push: who lives does it
+    assert released(run.push(1)) == [1]  # the update lacks a push: a live member makes it
 
 
 def test_a_joining_member_replaces_a_dead_one() -> None:

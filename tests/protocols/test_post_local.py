@@ -9,8 +9,10 @@ def steps(run: Alone, num_workers: int, num_updates: int) -> list[set[int]]:
     """The numbers of local steps released in each round."""
     results = []
     for _ in range(num_updates):
-        released = [one for member in range(num_workers) for one in run.push(member)]
-        results.append({one.num_steps for one in released if isinstance(one, Release)})
+        released = [decision for member in range(num_workers) for decision in run.push(member)]
+        results.append(
+            {decision.num_steps for decision in released if isinstance(decision, Release)}
+        )
     return results
 
 
@@ -28,7 +30,7 @@ def test_reassigned_work_belongs_to_the_same_update() -> None:
     run.push(2)
     run.push(0)
     assert run.push(0) == []
-    assert [one for one in run.push(2) if isinstance(one, Release)] == [
+    assert [decision for decision in run.push(2) if isinstance(decision, Release)] == [
         Release(0, 8), Release(2, 8),
     ]  # fmt: skip
 

@@ -139,7 +139,7 @@ def test_dropped_samples_return_and_no_staler_push_is_used(
         hear_epoch=lambda epoch, at_s: epoch < 1,
     )  # fmt: skip
     carry_out = run._work.carry_out
-    run._work.carry_out = lambda found, fact: orders.extend(found) or carry_out(found, fact)  # type: ignore[method-assign, func-returns-value]
+    run._work.carry_out = lambda made, fact: orders.extend(made) or carry_out(made, fact)  # type: ignore[method-assign, func-returns-value]
     counts = run.run(None)
     leases = leases_of(orders)
     used = [Counter[int](), Counter[int]()]

@@ -236,7 +236,7 @@ def test_a_model_on_another_device_than_its_batches_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"on meta, .* on cpu .*model\.to_empty"):
         refuse_another_device(on_meta, cpu)
     refuse_another_device(on_cpu, cpu)
-    refuse_another_device(nn.Identity(), gpu)  # that there is nothing to train is said later
+    refuse_another_device(nn.Identity(), gpu)  # a lack of trainable parameters is reported later
     refuse_another_device(nn.ModuleList([on_cpu, on_meta]), gpu)  # so are several devices
 
 

@@ -29,7 +29,10 @@ def made() -> tuple[nn.Linear, list[torch.optim.Optimizer], SetAside]:
 
 
 def grads(model: nn.Linear) -> list[float | None]:
-    return [None if one.grad is None else float(one.grad) for one in (model.weight, model.bias)]
+    return [
+        None if parameter.grad is None else float(parameter.grad)
+        for parameter in (model.weight, model.bias)
+    ]
 
 
 def test_only_one_optimizers_gradients_are_present_and_then_all_again() -> None:
@@ -84,7 +87,7 @@ def test_clipping_part_of_an_optimizers_gradients_is_refused() -> None:
     every = nn.ModuleList([model, other])
     for parameter in every.parameters():
         parameter.grad = torch.ones_like(parameter)
-    clips = Clips(every, [SGD(one.parameters(), 0.1) for one in (model, other)])
+    clips = Clips(every, [SGD(layer.parameters(), 0.1) for layer in (model, other)])
     with pytest.raises(ConfigError, match=r"not those of one or more of the 2 optimizers"):
         clips.ask_norm([model.weight], 1.0)
 

@@ -41,13 +41,13 @@ def test_no_protocol_is_advised_where_all_diverged() -> None:
 
 
 def test_a_runner_up_that_mostly_misses_the_target_counts_as_never() -> None:
-    found = advice()
+    given = advice()
     for ranked_one, times_s in zip(
-        found.candidates, ((40.0, 50.0, 60.0), (45.0, float("inf"), float("inf"))), strict=True
+        given.candidates, ((40.0, 50.0, 60.0), (45.0, float("inf"), float("inf"))), strict=True
     ):
         ranked_one.standing.target_s = times_s
-    assert "3 of 3 seeds (median 50.0 s against never): clear" in how_sure(found)
-    assert found.to_json()["how_sure"] == how_sure(found)
+    assert "3 of 3 seeds (median 50.0 s against never): clear" in how_sure(given)
+    assert given.to_json()["how_sure"] == how_sure(given)
 
 
 def test_the_reason_compares_with_full_sync() -> None:

@@ -55,8 +55,8 @@ def test_the_numbers_of_the_text_are_those_of_the_json() -> None:
     result = report().to_json()
     assert result["step_s"] == pytest.approx({"best": 15e-3, "even": 13e-3})
     assert result["cut_bytes"] == 2 * 2 * 1024
-    assert [one["layers"] for one in result["parts"]] == [["a"], ["b", "c"]]
-    assert [one["shared_parameters"] for one in result["parts"]] == [["a.weight"], ["a.weight"]]
+    assert [part["layers"] for part in result["parts"]] == [["a"], ["b", "c"]]
+    assert [part["shared_parameters"] for part in result["parts"]] == [["a.weight"], ["a.weight"]]
 
 
 def test_the_picture_is_xml_with_a_bar_for_each_action() -> None:

@@ -54,7 +54,7 @@ def test_each_worker_has_its_seconds(run_dir: Path) -> None:
 
 
 def resumed_run(folder: Path, *lives: dict[str, str | int]) -> Path:
-    """A run of one worker that goes on with another header after every ten updates."""
+    """A run of one worker, resumed with another header after every ten updates."""
     trace = Trace(folder / "trace.jsonl")
     for life, fields in enumerate(lives):
         if life:
@@ -162,9 +162,9 @@ def test_every_field_of_the_json_is_documented(run_dir: Path) -> None:
 
     def names(value: object) -> set[str]:
         if isinstance(value, dict):
-            return set(value).union(*(names(one) for one in value.values()))
+            return set(value).union(*(names(item) for item in value.values()))
         if isinstance(value, list | tuple):
-            return set().union(*(names(one) for one in value))
+            return set().union(*(names(item) for item in value))
         return set()
 
     missing = {n for n in names(summarize(run_dir).to_json()) if f"`{n}`" not in page}

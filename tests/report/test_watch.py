@@ -74,7 +74,7 @@ def test_a_run_is_followed_to_its_end_line_by_line(run_dir: Path, held: Path) ->
     last = seen.told[-1]
     assert (last.samples, last.epoch, last.loss) == (60, 1, pytest.approx(3.5 / 3))
     assert [worker.pushes for worker in last.workers] == [3, 2]
-    assert last.workers[1].mean_staleness == 0.5  # one of its two pushes came a version late
+    assert last.workers[1].mean_staleness == 0.5  # one of its two pushes was a version late
     assert seen.tests == [0.6, 0.8]
 
 

@@ -62,10 +62,10 @@ def test_a_run_resumed_with_other_workers_splits_its_batches_anew(
     trace.header(task="t", num_samples=8, seed=0)
 
     def granted(workers: int, first: int) -> list[Ticket]:
-        tickets, share = [Ticket(first + one, 0, 0) for one in range(workers)], 8 // workers
-        for one, ticket in enumerate(tickets):
-            trace.joined(0.0, ticket.member, one, 1)
-            lease = Lease(next(ids), 0, one * share, (one + 1) * share)
+        tickets, share = [Ticket(first + number, 0, 0) for number in range(workers)], 8 // workers
+        for number, ticket in enumerate(tickets):
+            trace.joined(0.0, ticket.member, number, 1)
+            lease = Lease(next(ids), 0, number * share, (number + 1) * share)
             trace.order(Grant(ticket, (lease,), ()), 1.0)
         return tickets
 

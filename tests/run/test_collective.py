@@ -102,8 +102,8 @@ def test_the_requested_collective_is_used() -> None:
     assert collective_of(settings(), "store") == ("", "")
     assert collective_of(settings(collective="star"), "collective")[0] == "hub"
     assert collective_of(settings(collective="shared"), "peers") == ("shared", "as asked for")
-    asked = settings(collective="native")
-    assert collective_of(asked, "collective", 100, KnownCosts(cost=cost()))[0] == "native"
+    native = settings(collective="native")
+    assert collective_of(native, "collective", 100, KnownCosts(cost=cost()))[0] == "native"
     assert collective_of(settings(), "peers")[0] == "shared"
 
 

@@ -351,7 +351,7 @@ def test_a_sum_for_a_dead_workers_batch_does_not_wait_forever(
     assert "worker 2 ended: killed by signal 9; worker 0 waits for worker 1 in pace.sum()" in str(
         error
     )
-    outcome = carry_out(replace(plan, workers=2))  # who is alone waits for nobody
+    outcome = carry_out(replace(plan, workers=2))  # a lone worker waits for no other
     assert outcome.error is None
     judge(outcome)
 

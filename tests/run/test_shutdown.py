@@ -8,15 +8,15 @@ from paceline.run.shutdown import Shutdown
 
 def test_a_stop_probes_only_a_few_of_many_blocked_workers() -> None:
     """Each may take 0.6 s to answer, and the ten seconds are for all of them."""
-    asked: list[int] = []
+    probed: list[int] = []
     ended: list[int] = []
     notes: list[str] = []
 
     def whereabouts(member: int) -> str:
-        asked.append(member)
+        probed.append(member)
         return "it is at data.py:88 in load"
 
-    live = [SimpleNamespace(number=one, seat=one, is_done=False) for one in range(40)]
+    live = [SimpleNamespace(number=number, seat=number, is_done=False) for number in range(40)]
     run: Any = SimpleNamespace(
         engine=SimpleNamespace(processes=object()),
         roster=SimpleNamespace(live=live),
@@ -34,4 +34,4 @@ def test_a_stop_probes_only_a_few_of_many_blocked_workers() -> None:
     assert notes[3:] == ["37 more workers are ended"]
     shutdown.tick(7.5)
     assert shutdown.is_over
-    assert len(asked) <= 6
+    assert len(probed) <= 6

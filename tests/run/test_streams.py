@@ -54,7 +54,7 @@ def test_one_member_is_told_to_read_and_all_are_told_where() -> None:
     desk.streams.open(0)
     assert desk.told == [(0, ReadStream(0, 0, (), 0, ""))]
     desk.serve()
-    assert desk.told[1:] == [(one, StreamAt(0, 0, "at 0", b"key")) for one in range(3)]
+    assert desk.told[1:] == [(member, StreamAt(0, 0, "at 0", b"key")) for member in range(3)]
 
 
 def test_a_newcomer_is_told_where_the_stream_is() -> None:
@@ -172,9 +172,9 @@ def test_a_member_always_reads_and_used_batches_are_reported_once(
             next_member += 1
         assert desk.streams.reader in desk.live
         known = {m: a.address for m, a in desk.told if isinstance(a, StreamAt)}
-        assert all(known[one] == f"at {desk.streams.reader}" for one in desk.live)
+        assert all(known[member] == f"at {desk.streams.reader}" for member in desk.live)
     desk.grant(desk.live[0])
-    orders = [one for _, one in desk.told if isinstance(one, StreamDone | ReadStream)]
+    orders = [order for _, order in desk.told if isinstance(order, StreamDone | ReadStream)]
     told: list[int] = []
     for order in orders:
         told += order.done if isinstance(order, ReadStream) else order.others

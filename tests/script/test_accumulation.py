@@ -123,7 +123,10 @@ def test_every_batch_of_an_epoch_of_any_length_is_used(num_samples: int) -> None
 
 def by_time(some: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """A batch whose first dimension is time, of a different length each time."""
-    inputs, targets = torch.stack([one for one, _ in some]), torch.stack([one for _, one in some])
+    inputs, targets = (
+        torch.stack([sample for sample, _ in some]),
+        torch.stack([sample for _, sample in some]),
+    )
     length = 2 + int(inputs[0, 0] > 0)
     return inputs.repeat(length, 1, 1), targets
 
@@ -265,7 +268,7 @@ def test_one_overflow_skips_the_whole_update_and_is_counted_once(every: int) -> 
 
 
 def clipped_twice(*, by_hand: bool) -> tuple[Tensor, float]:
-    """Each parameter by a norm of its own; the first of two batches overflows once."""
+    """Clip each parameter by its own norm; the first of two batches overflows once."""
     pace, model = alone(1 if by_hand else 2), net()
     optimizer = SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)

@@ -46,7 +46,7 @@ def test_inline_workers_match_the_plain_loop(tmp_path: Path, case: str, protocol
     """Also the optimizer's state, in every worker. k-batch-sync:4 makes four parts of a batch."""
     _, results = _run(case, tmp_path, engine="inline", protocol=protocol)
     plain = loops.CASES[case](loops.Plain())
-    if case == "clipping":  # what a worker sees of norms is one an own push, not one an update
+    if case == "clipping":  # a worker sees one norm per own push, not per update
         plain.pop("norms")
     for result in results:
         result.pop("norms", None)
@@ -79,7 +79,7 @@ def test_live_workers_match_the_plain_loop_through_the_store(tmp_path: Path, cas
 def test_accumulated_mini_batches_are_sent_with_the_next_push(
     tmp_path: Path, where: dict[str, str]
 ) -> None:
-    """As in plain PyTorch, over an epoch's end, too. Peers go on through the store for it."""
+    """As in plain PyTorch, also across an epoch's end. Peers switch to the store for it."""
     run, results = _run("accumulating", tmp_path, **where)
     used = run.used()
     assert used[0] == Counter(range(NUM_SAMPLES))

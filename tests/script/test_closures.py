@@ -35,9 +35,9 @@ EVEN, UNEVEN, SHORT = 64, 61, 50
 NOT_OF_ALL = ("losses", "calls")
 
 
-def _own(case: str, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What must be the twin's: a loss that ``step`` did not give is of a worker's part."""
-    return found if closing.CASES[case].is_given else _weights(found)
+def _own(case: str, result: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The values equal to plain PyTorch's: a loss not given by ``step`` is of a worker's part."""
+    return result if closing.CASES[case].is_given else _weights(result)
 
 
 def _run(
@@ -49,8 +49,8 @@ def _run(
     return run, [torch.load(path) for path in sorted(folder.glob("result-*.pt"))]
 
 
-def _weights(found: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value for name, value in found.items() if name not in NOT_OF_ALL}
+def _weights(result: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in result.items() if name not in NOT_OF_ALL}
 
 
 @pytest.mark.parametrize("case", closing.CASES)

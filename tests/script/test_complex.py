@@ -44,7 +44,7 @@ torch.save([one.detach() for one in model.parameters()], f"weights-{pace.worker}
 def test_complex_weights_train_as_with_one_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    """What a step of local-sgd:1 averages is linear, so it is the same."""
+    """The average of local-sgd:1 steps is linear, so it is the same."""
     (tmp_path / "train.py").write_text(COMPLEX)
     results, alone = [], {"engine": "inline"}  # type: tuple[list[Any], dict[str, Any]]
     for number, chosen in enumerate((alone, {"workers": 2, **settings})):

@@ -146,11 +146,11 @@ def test_a_local_step_matches_plain_pytorch(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize("where", [{"engine": "inline"}, {"path": "peers"}], ids=str)
 def test_local_sgd_clips_each_local_step(tmp_path: Path, where: dict[str, str]) -> None:
     """As torch's own function in the same run; the norm is there at once."""
-    found = []
+    pairs = []
     for case in ("by norm", "by torch"):
         _, results = _run(case, tmp_path / case, protocol="local-sgd:2", **where)
-        found.append(results)
-    for ours, torchs in zip(*found, strict=True):
+        pairs.append(results)
+    for ours, torchs in zip(*pairs, strict=True):
         assert differ(ours, torchs) == 0.0
         assert bool(torch.isfinite(ours["kept"]).all())
 
@@ -166,20 +166,20 @@ def test_the_norm_is_that_of_the_update_that_used_the_push(
     """One push is an update: its norm is that of the worker's own gradient."""
     _, results = _run("norms", tmp_path, workers=3, protocol=protocol, **where)
     for result in results:
-        own, found = result["kept"].unbind(dim=1)
-        is_known = ~found.isnan()  # one that came late, at an epoch's end, is in no update
+        own, norms = result["kept"].unbind(dim=1)
+        is_known = ~norms.isnan()  # a late one, at an epoch's end, is in no update
         assert is_known.any()
-        assert torch.allclose(own[is_known], found[is_known], atol=CLOSE)
+        assert torch.allclose(own[is_known], norms[is_known], atol=CLOSE)
 
 
 def test_a_push_without_an_update_has_no_norm(tmp_path: Path) -> None:
-    """Each worker pushes twice an update, and goes on after the first push."""
+    """Each worker pushes twice an update, and continues after the first push."""
     _, results = _run("norms", tmp_path, protocol="k-batch-sync:4")
-    found = torch.cat([result["kept"][:, 1] for result in results])
-    known = found[~found.isnan()]
-    assert 0 < len(known) < len(found)
+    norms = torch.cat([result["kept"][:, 1] for result in results])
+    known = norms[~norms.isnan()]
+    assert 0 < len(known) < len(norms)
     plain = _plain("norms")["kept"][:, 1]
-    assert torch.allclose(known, plain, atol=CLOSE)  # by who pushed last into each update
+    assert torch.allclose(known, plain, atol=CLOSE)  # by the last push into each update
 
 
 def test_an_empty_round_keeps_the_norm_of_the_last_push(tmp_path: Path) -> None:
@@ -189,6 +189,6 @@ def test_an_empty_round_keeps_the_norm_of_the_last_push(tmp_path: Path) -> None:
     plain = _plain(case)["kept"][:, 1]
     assert len(plain) == 2 * EPOCHS
     for result in results:
-        found = result["kept"][:, 1]
-        wanted = plain if len(found) == len(plain) else plain[::2]
-        assert torch.allclose(found, wanted, atol=CLOSE)
+        norms = result["kept"][:, 1]
+        wanted = plain if len(norms) == len(plain) else plain[::2]
+        assert torch.allclose(norms, wanted, atol=CLOSE)

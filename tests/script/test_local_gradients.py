@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def made(*, is_local: bool = False) -> tuple[nn.Module, LocalGradients]:
-    """A model with gradients 1 and 2, and what looks after them."""
+    """A model with gradients 1 and 2, and its ``LocalGradients``."""
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     gradients = LocalGradients(SoloExchange(), model, optimizer, CPU, None, is_local=is_local)

@@ -144,7 +144,7 @@ for _ in range(5):
 def test_gradients_accumulated_over_passes_are_allowed(
     tmp_path: Path, way: dict[str, object]
 ) -> None:
-    """Without a block, and with passes in which no worker comes to a step."""
+    """Without a block, and with passes in which no worker reaches a step."""
     assert run_of(OVER_EPOCHS, tmp_path, **way).summary.updates > 0
 
 

@@ -30,7 +30,7 @@ def _run(case: str, folder: Path, **settings: Any) -> tuple[Run, list[dict[str, 
     "where", [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}, {"workers": 1}], ids=str
 )
 def test_the_loop_matches_mixed_precision_by_hand(tmp_path: Path, where: dict[str, Any]) -> None:
-    """An update an epoch overflows; what is clipped is the averaged, unscaled gradient."""
+    """One update an epoch overflows; the clip is of the averaged, unscaled gradient."""
     run, results = _run("one sample", tmp_path, **where)
     plain = mixed.plainly(mixed.in_one_sample)
     assert run.summary.skipped_updates == EPOCHS

@@ -93,7 +93,7 @@ def test_unprepared_schedulers_are_found_oldest_first(shows: bool) -> None:
     second, third = ReduceLROnPlateau(optimizer), StepLR(optimizer, 5)
     apart, known = StepLR(other, 3), StepLR(optimizer, 7)
     if shows:
-        assert [vars(one)["optimizer"] for one in (first, known)] == [optimizer] * 2
+        assert [vars(scheduler)["optimizer"] for scheduler in (first, known)] == [optimizer] * 2
     assert StraySchedulers(optimizer, [known]).found() == [first, second, third]
     assert StraySchedulers(other).found() == [apart]
     assert StraySchedulers(other, [apart]).found() == []

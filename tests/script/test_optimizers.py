@@ -111,8 +111,8 @@ def test_full_sync_matches_plain_pytorch(
 def test_local_steps_match_averaged_plain_workers(tmp_path: Path, where: dict[str, str]) -> None:
     _, results = _run(tmp_path, "gan", 5, protocol="local-sgd:2", **where)
     twin = several.local_twin("gan", 5, 5, workers=2, num_steps=2)
-    for one, its in zip(results, twin, strict=True):
-        assert differ(one, its) < CLOSE
+    for result, its in zip(results, twin, strict=True):
+        assert differ(result, its) < CLOSE
 
 
 @pytest.mark.parametrize("case", ["gan", "actor"])

@@ -263,8 +263,8 @@ def test_a_script_warms_up_in_each_parameter_group(
 ) -> None:
     results = rates_of(scale_lr="linear", warmup="4")
     wanted = [0.1, 0.125, 0.15, 0.175, 0.2, 0.2]
-    for one, rate in zip(results, wanted, strict=True):
-        assert one == pytest.approx([rate, rate / 2])
+    for rates, rate in zip(results, wanted, strict=True):
+        assert rates == pytest.approx([rate, rate / 2])
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_unsupported_settings_are_refused_by_name(
 def test_a_warm_up_of_epochs_is_refused_where_steps_per_epoch_are_unknown(
     rates_of: Callable[..., list[list[float]]], workers: int, protocol: str
 ) -> None:
-    """Nobody knows how many updates an epoch has then."""
+    """The number of updates in an epoch is unknown then."""
     with pytest.raises((ConfigError, WorkerError), match="1ep: this script does not step its opt"):
         rates_of(warmup="1ep", workers=workers, protocol=protocol, accumulates=True)
 

@@ -18,7 +18,7 @@ from runs import run_script
 
 
 class Words:
-    """What all members see, here without shared memory."""
+    """Words that all members see, here without shared memory."""
 
     rhythm = count = end = 0
     argument = float("nan")
@@ -34,14 +34,14 @@ class Member:
         self.place = place = LoopPlace(
             self.exchange, lambda: True, is_lockstep=is_lockstep, is_local=False
         )
-        one: Schedule = (
+        schedule: Schedule = (
             LocalSchedule(self.scheduler, place, self.tell)
             if words is None
             else SharedSchedule(self.scheduler, place, self.tell, words)
         )
         self.num_told = 0
         self.schedules = Schedules(
-            [one], [self.optimizer], place, self.tell, is_alone=False, skips=True
+            [schedule], [self.optimizer], place, self.tell, is_alone=False, skips=True
         )
         self.schedules.open()
         self.schedules.opened()

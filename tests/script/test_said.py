@@ -222,5 +222,5 @@ def test_a_worker_that_spawns_training_processes_is_refused(tmp_path: Path) -> N
     (tmp_path / "train.py").write_text(SPAWNS)
     with pytest.raises(WorkerError, match="failed at"):
         run_script(tmp_path / "train.py", tmp_path, workers=2, has_ranks=False)
-    [said] = [path.read_text() for path in (tmp_path / "run" / "logs").glob("worker-*.error")]
-    assert "started by multiprocessing, which would train once more" in said
+    [text] = [path.read_text() for path in (tmp_path / "run" / "logs").glob("worker-*.error")]
+    assert "started by multiprocessing, which would train once more" in text

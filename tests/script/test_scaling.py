@@ -48,7 +48,7 @@ def test_every_workers_scales_match_the_plain_loop(tmp_path: Path, where: dict[s
     "settings",
     [
         *ANYWHERE,
-        # The delay lets nobody take an epoch before the other has begun.
+        # With the delay no worker completes an epoch before the other has started.
         {"protocol": "k-batch-async:2", "delay": ("20ms",)},
         {"protocol": "k-batch-async:2", "engine": "inline"},
         {"protocol": "async", "delay": ("20ms",)},

@@ -223,7 +223,7 @@ def test_a_lone_worker_with_its_own_scaler_matches_bit_for_bit(case: str) -> Non
 
 @pytest.mark.parametrize(("made", "num_counted"), [("each", 9), ("every fourth, last", 2)])
 def test_a_lone_worker_does_not_count_a_skipped_update(made: str, num_counted: int) -> None:
-    """The gradient of the fourth batch is inf: a scheduler that steps every fourth goes on."""
+    """The gradient of the fourth batch is inf: a scheduler that steps on every fourth continues."""
     model, optimizer, loader = scheduled.make(80)
     own = scheduled.CASES[made]["made"](optimizer)
     pace = Pace(SoloExchange(), Context(nonfinite="skip"))

@@ -62,7 +62,7 @@ def python(code: str, folder: Path) -> str:
 
 
 def drawn(folder: Path, patch: pytest.MonkeyPatch, seeded: str, **settings: Any) -> list[str]:
-    """What each of two members drew: at its beginning, and from ``connect`` on."""
+    """The draws of each of two members: at its start, and from ``connect`` on."""
     folder.mkdir(exist_ok=True)
     patch.chdir(folder)
     (folder / "train.py").write_text(SCRIPT.format(draws=DRAWS, seeded=seeded))

@@ -69,7 +69,7 @@ def test_a_sampler_without_a_length_is_accepted_as_by_torch() -> None:
 
 
 def test_an_iterator_draws_its_seed_where_torch_does() -> None:
-    """The seed of its workers is drawn there, and what the script draws next is what it was."""
+    """The seed of its workers is drawn there, and the script's next draws are unchanged."""
     model = nn.Linear(2, 1)
     _, _, prepared = Pace(SoloExchange(), Context()).prepare(
         model, SGD(model.parameters(), lr=1.0), loader()

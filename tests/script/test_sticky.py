@@ -117,7 +117,7 @@ def test_a_local_sgd_worker_gets_its_part_of_every_batch_in_order(
     for worker in (0, 1):
         columns = range(4 * worker, 4 * worker + 4)
         assert parts(tmp_path, worker) == [
-            f"{epoch} {chunk} {[int(data[8 * chunk + one][0][0]) for one in columns]}"
+            f"{epoch} {chunk} {[int(data[8 * chunk + column][0][0]) for column in columns]}"
             for epoch in range(3)
             for chunk in range(9)
         ]
@@ -156,12 +156,12 @@ def test_a_death_ends_the_run(path: str, tmp_path: Path, monkeypatch: pytest.Mon
 def test_respawn_restarts_all_workers_with_fresh_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = run(
+    result = run(
         tmp_path, monkeypatch, engine="local", respawn=True, checkpoint_every="3 updates",
         inside="time.sleep(0.01)", fault=("kill worker 1 at update 14",),
     )  # fmt: skip
-    assert any("starts its part with a fresh state" in one for one in found.notes)
-    assert found.summary.updates == 27
+    assert any("starts its part with a fresh state" in note for note in result.notes)
+    assert result.summary.updates == 27
 
 
 def test_a_worker_that_gets_another_part_raises() -> None:

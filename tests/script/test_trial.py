@@ -82,8 +82,8 @@ def twin_of(case: str) -> dict[str, Tensor]:
     return trialled.find(case, trialled.Plain())
 
 
-def part(found: dict[str, Tensor], number: int) -> dict[str, Tensor]:
-    return {name: value for name, value in found.items() if name.startswith(f"{number} ")}
+def part(result: dict[str, Tensor], number: int) -> dict[str, Tensor]:
+    return {name: value for name, value in result.items() if name.startswith(f"{number} ")}
 
 
 def launched(folder: Path, text: str, **settings: Any) -> str:
@@ -249,12 +249,15 @@ def test_a_caught_failure_ends_its_trial_in_all_workers(
 ) -> None:
     engine = "inline" if protocol == "async" else "local"  # there each worker has its part
     result = search(tmp_path, "sgd", what, protocol=protocol, engine=engine)
-    said = [worker["said"] for worker in result.each]
-    assert [len(note) for note in said] == [1, 1]
-    for (one,) in said:
-        assert one.startswith("Pruned: ")
-        assert one == "Pruned: no good" or "trial 'lr-0.1' is over in all workers: worker " in one
-    assert ["Pruned: no good"] in said
+    caught = [worker["said"] for worker in result.each]
+    assert [len(note) for note in caught] == [1, 1]
+    for (message,) in caught:
+        assert message.startswith("Pruned: ")
+        assert (
+            message == "Pruned: no good"
+            or "trial 'lr-0.1' is over in all workers: worker " in message
+        )
+    assert ["Pruned: no good"] in caught
     has_begun = what != "1 fails before prepare"
     by_name = {trial.name: trial for trial in result.summary.trials}
     assert [*by_name] == (TRIALS if has_begun else [TRIALS[0], TRIALS[2]])
@@ -396,8 +399,8 @@ for number in range(3):
         log="csv",
         keep_best=True,
     )
-    found = [[torch.load(tmp_path / f"version-{n}-{k}.pt") for n in range(3)] for k in (0, 1)]
-    assert found == [[4, 9, 9], [4, 9, 9]]
+    results = [[torch.load(tmp_path / f"version-{n}-{k}.pt") for n in range(3)] for k in (0, 1)]
+    assert results == [[4, 9, 9], [4, 9, 9]]
     for number in (1, 2, 3):
         names = {path.name for path in (tmp_path / "run" / f"trial-{number}").iterdir()}
         assert {"metrics.csv", "best.safetensors", "summary.json", "checkpoints"} <= names

@@ -81,7 +81,7 @@ def test_every_protocol_uses_each_number_once(
     run, results = _run(tmp_path, 10, 15, engine="inline", workers=3, protocol=protocol)
     assert run.used() == [Counter(range(n * a_version)) for n in (10, 5)]
     assert run.summary.updates == 15
-    assert all(differ(one, other) < CLOSE for one, other in pairwise(results))
+    assert all(differ(result, other) < CLOSE for result, other in pairwise(results))
 
 
 @pytest.mark.parametrize("protocol", ["adaptive", "adaptive-local:4"])

@@ -53,7 +53,7 @@ print(made, validated)
 
 
 def output_of(folder: Path, text: str, **settings: object) -> str:
-    """What the first worker prints."""
+    """The output of the first worker."""
     (folder / "train.py").write_text(SCRIPT + text)
     run = run_script(folder / "train.py", folder, workers=2, **settings)
     return (run.folder / "logs" / "worker-0.log").read_text()

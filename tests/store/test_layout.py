@@ -91,13 +91,13 @@ def test_state_has_the_memory_order_of_its_parameter(is_loaded: bool) -> None:
         optimizer.state[weight]["step"] = torch.tensor(1.0)
     layout = lay_out([("weight", weight)], [], state_rows(optimizer, [weight]))
     of_weight = [entry.place for entry in layout.entries if entry.place.shape == weight.shape]
-    assert [module.strides for module in of_weight] == [weight.stride()] * 3
+    assert [place.strides for place in of_weight] == [weight.stride()] * 3
 
 
 def over(memory: Tensor, *, is_trained: bool = True) -> nn.Parameter:
-    module = nn.Parameter(memory, requires_grad=is_trained)
-    assert module.data_ptr() == memory.data_ptr()
-    return module
+    parameter = nn.Parameter(memory, requires_grad=is_trained)
+    assert parameter.data_ptr() == memory.data_ptr()
+    return parameter
 
 
 MEMORY = torch.zeros(6, 4)
@@ -125,14 +125,14 @@ TOGETHER = {
 
 @pytest.mark.parametrize("case", APART)
 def test_tensors_in_separate_memory_are_allowed(case: str) -> None:
-    tensors = [(str(number), module) for number, module in enumerate(APART[case])]
+    tensors = [(str(number), tensor) for number, tensor in enumerate(APART[case])]
     assert in_one_memory(tensors) is None
     assert in_one_memory(tensors[::-1]) is None
 
 
 @pytest.mark.parametrize("case", TOGETHER)
 def test_tensors_that_share_memory_are_named(case: str) -> None:
-    tensors = [(str(number), module) for number, module in enumerate(TOGETHER[case])]
+    tensors = [(str(number), tensor) for number, tensor in enumerate(TOGETHER[case])]
     tensors.insert(1, ("other", torch.zeros(7)))
     for some in (tensors, tensors[::-1]):
         assert sorted(in_one_memory(some) or ()) == ["0", "1"]

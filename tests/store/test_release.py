@@ -36,7 +36,7 @@ def test_cleared_memory_keeps_its_size_and_reads_as_zeros(
     memory = SharedMemory.create(SIZE + 100)
     other = SharedMemory(os.dup(memory.fd))
     other.buffer[:] = b"\1" * (SIZE + 100)
-    monkeypatch.delattr(os, "ftruncate")  # who looks in while there is no size is killed
+    monkeypatch.delattr(os, "ftruncate")  # a reader is killed while there is no size
     memory.clear()
     assert memory.used_bytes() == 0  # before it is read, which takes pages of zeros
     assert other.buffer[:] == bytes(SIZE + 100)
