@@ -374,7 +374,7 @@ def test_impossible_ranks_are_refused(env: dict[str, str], message: str) -> None
 
 
 @pytest.fixture
-def said_by_a_rank() -> Iterator[list[Any]]:
+def rank_messages() -> Iterator[list[Any]]:
     """A rank's messages to the controller, once it handles signals."""
     before = {number: signal.getsignal(number) for number in REASONS}
     life = object.__new__(RankLife)
@@ -387,7 +387,7 @@ def said_by_a_rank() -> Iterator[list[Any]]:
         signal.signal(number, handler)
 
 
-def test_a_child_of_a_rank_ends_by_a_signal(said_by_a_rank: list[Any]) -> None:
+def test_a_child_of_a_rank_ends_by_a_signal(rank_messages: list[Any]) -> None:
     """Otherwise a pool's teardown, and any terminate and join, would wait forever."""
     forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     forked.start()
@@ -397,7 +397,7 @@ def test_a_child_of_a_rank_ends_by_a_signal(said_by_a_rank: list[Any]) -> None:
     forked.kill()
     assert code == -signal.SIGTERM
     os.kill(os.getpid(), signal.SIGTERM)
-    assert said_by_a_rank == [EndAsked(signal.SIGTERM)]
+    assert rank_messages == [EndAsked(signal.SIGTERM)]
 
 
 def test_a_seed_set_by_the_script_is_kept() -> None:

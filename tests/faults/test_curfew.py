@@ -71,7 +71,7 @@ HANGS = pytest.mark.parametrize("hang", [STOPPED, ASLEEP, IN_C], ids=["stopped",
 
 
 @pytest.fixture
-def early_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the limits: a second is a third of one."""
     monkeypatch.setattr(shutdown, "_HURRY_S", 0.4)
     monkeypatch.setattr(shutdown, "_CALL_OFF_S", 0.6)
@@ -89,7 +89,7 @@ def test_a_worker_that_hangs_delays_no_end(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    early_hours: None,
+    short_limits: None,
     at: str,
     protocol: str,
     hang: str,
@@ -172,7 +172,7 @@ pace.keep(slow=Slow())
     ids=["all validate", "all wait for one"],
 )
 def test_a_worker_busy_between_epochs_still_copies_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early_hours: None, between: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_limits: None, between: str
 ) -> None:
     """All of them do; writing the checkpoint takes longer than the last worker is awaited."""
     monkeypatch.chdir(tmp_path)
@@ -189,7 +189,7 @@ def test_a_worker_busy_between_epochs_still_copies_the_end(
 @pytest.mark.parametrize("path", ["store", "peers"])
 @pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2"])
 def test_a_worker_busy_in_a_step_still_copies_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early_hours: None, path: str, protocol: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_limits: None, path: str, protocol: str
 ) -> None:
     """All of them do: between peers none is behind the others, and all have work."""
     monkeypatch.chdir(tmp_path)
@@ -209,7 +209,7 @@ def test_a_worker_busy_in_a_step_still_copies_the_end(
 
 
 def test_an_end_that_no_worker_copied_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early_hours: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_limits: None
 ) -> None:
     """All are busy in C, for longer than they are awaited."""
     monkeypatch.chdir(tmp_path)
