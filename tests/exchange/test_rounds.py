@@ -112,9 +112,8 @@ def test_members_keep_no_rounds_that_the_first_has_reported() -> None:
     for number in range(3):
         for member in (first, second):
             member.note(number, [line().entry(0)] * 2, snapshot=int(number == 1))
-    assert [(message.first, len(message.rows)) for message in sent] == [
-        (0, 2)
-    ]  # with the checkpoint
+    # With the checkpoint.
+    assert [(message.first, len(message.rows)) for message in sent] == [(0, 2)]
     assert [number for number, _ in second._rows] == [2]
     first.end(3)
     second.end(3)

@@ -74,9 +74,8 @@ def test_full_sync_matches_plain_pytorch(tmp_path: Path, case: str, workers: int
     twin = closing.twin(case, UNEVEN)
     assert len(results) == workers
     for result in results:
-        assert (
-            differ(_own(case, result), _own(case, twin)) < CLOSE
-        )  # step()'s losses, and the calls
+        # Also the losses of step(), and the calls.
+        assert differ(_own(case, result), _own(case, twin)) < CLOSE
     assert run.used() == [Counter(range(UNEVEN))] * closing.EPOCHS
     assert run.summary.updates == 4 * closing.EPOCHS
 
