@@ -80,7 +80,7 @@ def test_all_workers_may_die_before_prepare_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(40)
-def test_a_worker_respawned_before_prepare_inherits_no_job(tmp_path: Path) -> None:
+def test_a_worker_that_died_before_prepare_inherits_no_job(tmp_path: Path) -> None:
     before = f"""
 if pace.worker == 0 and is_first_life(): {KILL}
 if pace.worker == 1 and is_first_life():

@@ -160,7 +160,7 @@ def test_an_epochs_flag_is_refused_where_the_script_counts_epochs_itself(
     assert (tmp_path / "epochs").read_text().split() == ["0", "1", "2", "3", "4"]
 
 
-def test_a_batch_taken_before_the_epochs_is_not_counted_as_an_epoch(
+def test_a_batch_taken_before_the_loop_keeps_the_epochs_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

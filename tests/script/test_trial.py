@@ -423,7 +423,7 @@ for number in range(3):
     assert [row["name"] for row in rows] == ["trial-1", "trial-3"]
 
 
-def test_a_wrapped_model_trains_in_trials_with_any_split(tmp_path: Path) -> None:
+def test_an_unsplit_model_trains_in_trials_by_either_of_its_names(tmp_path: Path) -> None:
     text = """
 with pace.trial():
     train(*prepared())
