@@ -25,7 +25,9 @@ from paceline.fields import written
 def example(name: str) -> str:
     """An example spelling of a compressor."""
     arguments = COMPRESSORS[name].arguments
-    return written(name, ["2%" if isinstance(one, Percentage) else 2 for one in arguments])
+    return written(
+        name, ["2%" if isinstance(argument, Percentage) else 2 for argument in arguments]
+    )
 
 
 class Member:
@@ -70,7 +72,7 @@ def exchange(
     members: Sequence[Member], owns: Sequence[Tensor], shares: Sequence[float]
 ) -> tuple[list[Tensor], list[float]]:
     """One update: the result of each member, and the bytes each has sent."""
-    outs = [torch.full_like(one.residual, float("nan")) for one in members]
+    outs = [torch.full_like(member.residual, float("nan")) for member in members]
     under_way = [
         member.begin(own, share, out)
         for member, own, share, out in zip(members, owns, shares, outs, strict=True)
@@ -84,16 +86,16 @@ def exchange(
 
 def _rounds(under_way: Sequence[Exchanging]) -> list[list[Operation]]:
     every: list[list[Operation]] = []
-    asked = [next(one) for one in under_way]
-    while asked:
-        every.append(asked)
-        came, asked = _answers(asked), []
+    requests = [next(one) for one in under_way]
+    while requests:
+        every.append(requests)
+        came, requests = _answers(requests), []
         for one, answer in zip(under_way, came, strict=True):
             try:
-                asked.append(one.send(answer))
+                requests.append(one.send(answer))
             except StopIteration:
                 continue
-        assert len(asked) in (0, len(under_way)), "members do not ask alike"
+        assert len(requests) in (0, len(under_way)), "members do not ask alike"
     return every
 
 

@@ -348,27 +348,33 @@ class Driver:
             lease.id: ticket.member for ticket, (held, _) in self.gathered.items() for lease in held
         }
         for lease in leases:
-            found = whereabouts(self.ledger, lease)
+            result = whereabouts(self.ledger, lease)
             if lease.id in self.retired:
-                assert (found.place, found.version) == (LedgerPlace.RETIRED, self.retired[lease.id])
+                assert (result.place, result.version) == (
+                    LedgerPlace.RETIRED,
+                    self.retired[lease.id],
+                )
             elif lease.id in self.unused:
-                assert found.place is LedgerPlace.UNUSED
+                assert result.place is LedgerPlace.UNUSED
             elif lease.id in gathered:
                 # The other holders of a copy are cancelled before anything else.
-                assert (found.place, found.members) == (LedgerPlace.GATHERED, (gathered[lease.id],))
+                assert (result.place, result.members) == (
+                    LedgerPlace.GATHERED,
+                    (gathered[lease.id],),
+                )
                 assert lease.id not in holders
             elif lease.id in holders:
-                assert found.place is LedgerPlace.HELD
-                assert sorted(found.members) == sorted(holders[lease.id])
+                assert result.place is LedgerPlace.HELD
+                assert sorted(result.members) == sorted(holders[lease.id])
             elif any(lease in kept for kept in self.riding.values()):
-                assert found.place is LedgerPlace.RIDING
+                assert result.place is LedgerPlace.RIDING
             else:
                 places = {LedgerPlace.FREE, LedgerPlace.RESERVED, LedgerPlace.DROPPED}
                 places |= {LedgerPlace.UNUSED} if self.is_closed else set()
                 places |= {LedgerPlace.HELD} if self.ledger.has_again else set()
-                assert found.place in places
-                assert self.may_drop or found.place is not LedgerPlace.DROPPED
-                assert self.live.issuperset(found.members)
+                assert result.place in places
+                assert self.may_drop or result.place is not LedgerPlace.DROPPED
+                assert self.live.issuperset(result.members)
         assert self.protocol.copies_in_tail or all(len(m) == 1 for m in holders.values())
 
     def _check_that_nobody_idles_in_vain(self) -> None:

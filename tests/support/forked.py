@@ -142,11 +142,11 @@ def run(
     """Fork a program and wait for its end, as ``subprocess.run(..., capture_output=True)``."""
     program = Forked(words, **{"stdout": PIPE, "stderr": PIPE, **settings})
     try:
-        said = program.communicate(timeout)
+        output = program.communicate(timeout)
     except TimeoutExpired:
         program.kill()
         raise
-    return subprocess.CompletedProcess([*map(str, words)], program.wait(), *said)
+    return subprocess.CompletedProcess([*map(str, words)], program.wait(), *output)
 
 
 def _begin() -> str:

@@ -196,14 +196,14 @@ def attack(reader: Reader, folder: Path, num_inputs: int, seed: int) -> Tally:
         (work / name).write_bytes(damage(whole, rng))
         if (work / name).read_bytes() == whole:
             continue
-        wanted = reader.seal is not None and 2 * tally.sealed <= tally.tried
-        is_sealed = wanted and reader.seal is not None and reader.seal(work, name)
+        seals = reader.seal is not None and 2 * tally.sealed <= tally.tried
+        is_sealed = seals and reader.seal is not None and reader.seal(work, name)
         tally.tried += 1
         tally.sealed += is_sealed or reader.seal is None
         fault = _read(reader, work, None if is_sealed or reader.seal is None else before, tally)
         if fault:
-            said = f"{reader.name}: {name} {damage.__name__}{', sealed' if is_sealed else ''}"
-            tally.faults.append(f"{said}, input {tally.tried} of seed {seed}: {fault}")
+            message = f"{reader.name}: {name} {damage.__name__}{', sealed' if is_sealed else ''}"
+            tally.faults.append(f"{message}, input {tally.tried} of seed {seed}: {fault}")
     return tally
 
 
@@ -220,7 +220,7 @@ def _read(reader: Reader, work: Path, before: object, tally: Tally) -> str:
     """
     try:
         with limited():
-            found = reader.read(work)
+            result = reader.read(work)
     except PacelineError as error:
         tally.refused += 1
         return "" if 0 < len(str(error)) < 2000 else "an error without words, or with too many"
@@ -228,7 +228,7 @@ def _read(reader: Reader, work: Path, before: object, tally: Tally) -> str:
         last = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__}: {error!s:.200} ({last.filename}:{last.lineno})"
     tally.loaded += 1
-    is_right = before is None or reader.accepts(found, before)
+    is_right = before is None or reader.accepts(result, before)
     return "" if is_right else "loaded something else"
 
 
@@ -317,28 +317,32 @@ def _read_all_of_trace(folder: Path) -> object:
     render_sample(sample)
     _check_sums(records, summary, sample)
     read_profile(run)
-    return [repr(one) for one in records]
+    return [repr(record) for record in records]
 
 
 def _check_sums(records: list[Record], summary: Summary, sample: SampleReport) -> None:
     """The figures of a report equal the sums of its lines, counted here again."""
-    pushes = [one.fact for one in records if isinstance(one, Handed)]
-    orders = [one.order for one in records if isinstance(one, Ordered)]
-    updates = [one for one in orders if isinstance(one, Apply)]
-    in_updates = sum(len(one.tickets) for one in updates)
-    of_ticket = {one.ticket[:2]: one.num_samples for one in pushes}
+    pushes = [record.fact for record in records if isinstance(record, Handed)]
+    orders = [record.order for record in records if isinstance(record, Ordered)]
+    updates = [order for order in orders if isinstance(order, Apply)]
+    in_updates = sum(len(update.tickets) for update in updates)
+    of_ticket = {push.ticket[:2]: push.num_samples for push in pushes}
     assert summary.updates == len(updates)
     assert sum(one.pushes for one in summary.per_worker) == len(pushes) >= in_updates
-    assert sum(one.samples for one in summary.per_worker) == sum(one.num_samples for one in pushes)
+    assert sum(one.samples for one in summary.per_worker) == sum(
+        push.num_samples for push in pushes
+    )
     assert summary.samples == sum(of_ticket[two[:2]] for one in updates for two in one.tickets)
     assert summary.late_pushes + summary.discarded_pushes == sum(
-        isinstance(one, Late | Discard) for one in orders
+        isinstance(order, Late | Discard) for order in orders
     )
     stale = summary.staleness_versions
     assert 0 <= stale.p50 <= stale.p99 <= stale.max <= max(0, len(updates) - 1)
-    (said,) = {one.number("num_samples") for one in records if isinstance(one, Header)}
+    (num_samples,) = {
+        record.number("num_samples") for record in records if isinstance(record, Header)
+    }
     for one in sample.ledgers:
-        assert one.used + one.dropped + one.open == one.samples == said
+        assert one.used + one.dropped + one.open == one.samples == num_samples
         assert min(one.used, one.dropped, one.open) >= 0
         assert 0 <= one.twice <= one.used
 
@@ -382,7 +386,7 @@ def _make_checkpoint(folder: Path) -> None:
     run = folder / "run"
     _run(run, protocol="k-async:2", checkpoint_every="4 updates", updates=8)
     checkpoints = run / "checkpoints"
-    numbers = sorted(int(one.name) for one in checkpoints.iterdir() if one.name.isdigit())
+    numbers = sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdigit())
     for was, now in zip(numbers[-2:], (1, 2), strict=True):
         (checkpoints / str(was)).rename(checkpoints / f"{now}")
     (checkpoints / "latest").write_text(json.dumps({"checkpoint": 2}))
@@ -420,17 +424,17 @@ def _read_checkpoint(folder: Path) -> object:
     """Read it as a resumed run does: settings, coordinator, model, optimizer, random states."""
     run = folder / "run"
     settings = adopt(resolve({"resume": str(run)}, env={}, is_call=True))
-    found = find(settings)
-    assert found is not None
+    result = find(settings)
+    assert result is not None
     protocol = parse(settings.protocol, settings.workers)
     ledger = Ledger(NUM_SAMPLES, settings.batch_size or BATCH_SIZE, protocol.num_pushes)
-    found.refuse_another(found.saved["identity"])
-    state = state_for(found, ledger, protocol)
+    result.refuse_another(result.saved["identity"])
+    state = state_for(result, ledger, protocol)
     coordinator = Coordinator(protocol, ledger)
     coordinator.resume(state)
-    _finish_epoch(coordinator, found.first_member)
-    own = _load_own(found.checkpoint.path)
-    return found.version, repr(state), own
+    _finish_epoch(coordinator, result.first_member)
+    own = _load_own(result.checkpoint.path)
+    return result.version, repr(state), own
 
 
 def _finish_epoch(coordinator: Coordinator, first_member: int) -> None:
@@ -490,8 +494,8 @@ def _resume(folder: Path) -> object:
     settings = adopt(resolve(chosen, env={}, is_call=True))
     summary = launcher.launch_run(TaskProgram(task=TASK), settings, QuietObserver(io.StringIO()))
     assert isinstance(summary, Summary)
-    found = report_sample(Path(summary.run_dir), 7, lambda header, epoch, size: range(NUM_SAMPLES))
-    for one in found.ledgers:
+    result = report_sample(Path(summary.run_dir), 7, lambda header, epoch, size: range(NUM_SAMPLES))
+    for one in result.ledgers:
         assert (one.used, one.dropped, one.open, one.twice) == (one.samples, 0, 0, 0), one
     return summary.updates, summary.final_loss
 
@@ -533,11 +537,11 @@ def _seal_data(folder: Path, name: str) -> bool:
 
 
 def _read_data(folder: Path) -> object:
-    found = []
+    results = []
     for name, (md5, size) in json.loads((folder / "sums").read_text()).items():
         file = DataFile(name=name, md5=md5, num_bytes=size)
-        found.append(parse_idx(read_checked(folder / name, file, "try again"), name).tolist())
-    return found
+        results.append(parse_idx(read_checked(folder / name, file, "try again"), name).tolist())
+    return results
 
 
 # -- stored measurements --------------------------------------------------------------------------
@@ -563,7 +567,7 @@ def _read_measured(folder: Path) -> object:
     rows = merged([folder / "table.json"], [])
     with closing(OpenFolder.open(folder)) as place:
         outcome = remembered._read(place, "trial.json")
-    return [repr(one) for one in rows], None if outcome is None else outcome.lines()
+    return [repr(row) for row in rows], None if outcome is None else outcome.lines()
 
 
 # -- models ---------------------------------------------------------------------------------------
@@ -583,7 +587,7 @@ def _make_model(folder: Path) -> None:
 def _read_model(folder: Path) -> object:
     model = _model()
     _load(model, "linear", folder)
-    return [one.tolist() for one in model.parameters()]
+    return [parameter.tolist() for parameter in model.parameters()]
 
 
 READERS = (

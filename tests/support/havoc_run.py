@@ -258,12 +258,12 @@ def _is_a_try(path: Path) -> bool:
 
 def _alive(scratch: Path) -> list[int]:
     """Processes whose temporary folder it is; what is over, and only not reaped, has none."""
-    mark, found = f"TMPDIR={scratch}\0".encode(), []
+    mark, pids = f"TMPDIR={scratch}\0".encode(), []
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark in (place / "environ").read_bytes():
-                found.append(int(place.name))
-    return found
+                pids.append(int(place.name))
+    return pids
 
 
 def _parent(pid: int) -> int:

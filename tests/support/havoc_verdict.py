@@ -54,29 +54,29 @@ def trial(plan: Plan, folder: Path) -> Trial:
 
 def judge(plan: Plan, outcome: Outcome) -> dict[str, list[str]]:
     """The complaints by kind, one of `KINDS`."""
-    found: dict[str, list[str]] = {}
+    complaints: dict[str, list[str]] = {}
     struck = [one for i, one in enumerate(plan.strikes) if i in outcome.struck]
     for number, launch in enumerate(outcome.launches):
         for kind, complaint in _of_launch(plan, launch, struck if number == 0 else []):
-            found.setdefault(kind, []).append(f"launch {number}: {complaint}")
+            complaints.setdefault(kind, []).append(f"launch {number}: {complaint}")
     if outcome.launches[-1].code == 0:
         for kind, complaint in _of_samples(plan, outcome):
-            found.setdefault(kind, []).append(complaint)
-    return found
+            complaints.setdefault(kind, []).append(complaint)
+    return complaints
 
 
 def _of_launch(plan: Plan, launch: Launch, struck: list[Strike]) -> list[tuple[str, str]]:
-    found = []
+    complaints = []
     if launch.code is None:
-        found.append(("hang", f"it did not end within {launch.took_s:.0f} s"))
+        complaints.append(("hang", f"it did not end within {launch.took_s:.0f} s"))
     if launch.asked_s > MOST_ASKED_S:
-        found.append(("hang", f"it ended {launch.asked_s:.1f} s after TERM or INT"))
+        complaints.append(("hang", f"it ended {launch.asked_s:.1f} s after TERM or INT"))
     if match := _TRACEBACK.search(launch.screen):
-        found.append(("traceback", launch.screen[match.start() :][:2000]))
+        complaints.append(("traceback", launch.screen[match.start() :][:2000]))
     if launch.code not in (0, None) and (wrong := _of_end(plan, launch, struck)):
-        found.append(("words", wrong))
-    found += [("left", one) for one in launch.left]
-    return found
+        complaints.append(("words", wrong))
+    complaints += [("left", one) for one in launch.left]
+    return complaints
 
 
 def _of_end(plan: Plan, launch: Launch, struck: list[Strike]) -> str:
@@ -94,7 +94,7 @@ def _of_end(plan: Plan, launch: Launch, struck: list[Strike]) -> str:
         return f"exit {code}: {launch.screen[-500:]}"
     hit = [one for one in struck if one.signal in _DEADLY and one.kind in ("worker", "forkserver")]
     words = _WORDS if plan.respawn else ("",)
-    if not hit or not any(one in launch.screen for one in words):
+    if not hit or not any(word in launch.screen for word in words):
         return f"it need not have ended: {launch.screen[-800:]}"
     return ""
 
@@ -104,19 +104,19 @@ def _of_samples(plan: Plan, outcome: Outcome) -> list[tuple[str, str]]:
         run = Run(folder=outcome.run, summary=summarize(outcome.run))
     except ConfigError as error:
         return [("words", str(error))]
-    found = []
+    complaints = []
     used = run.used()
     for epoch in range(max(plan.epochs, len(used))):
         here = used[epoch] if epoch < len(used) else Counter()
         wanted = set(range(plan.samples)) if epoch < plan.epochs else set()
         if lost := [one for one in wanted if not here[one]]:
-            found.append(("lost", f"epoch {epoch}: samples {lost}"))
+            complaints.append(("lost", f"epoch {epoch}: samples {lost}"))
         if doubled := [one for one, times in here.items() if times > (one in wanted)]:
-            found.append(("doubled", f"epoch {epoch}: samples {doubled}"))
+            complaints.append(("doubled", f"epoch {epoch}: samples {doubled}"))
     alive = _pids(run)  # others ended before the run was launched again
     finals = [one for one in outcome.finals if int(one.stem.rpartition("-")[2]) in alive]
     if not finals:
-        found.append(("lost", "no worker came to the end of its script"))
+        complaints.append(("lost", "no worker came to the end of its script"))
     wanted_weights = expected(run, plan.samples)
     for final in finals:
         off = (torch.load(final)["weight"] - wanted_weights).abs()
@@ -126,18 +126,18 @@ def _of_samples(plan: Plan, outcome: Outcome) -> list[tuple[str, str]]:
                 f"{final.name}: {len(places)} weights are not what the updates make, from "
                 f"{places[0]} to {places[-1]}, by up to {float(off.max()):.4g}"
             )
-            found.append(("weights", text))
-    return found
+            complaints.append(("weights", text))
+    return complaints
 
 
 def _pids(run: Run) -> set[int]:
     """Process numbers of the workers since the start or last resume of the run."""
     pids: set[int] = set()
-    for one in run.records:
-        if isinstance(one, Resumed):
+    for record in run.records:
+        if isinstance(record, Resumed):
             pids.clear()
-        elif isinstance(one, Heard) and one.pid is not None:
-            pids.add(one.pid)
+        elif isinstance(record, Heard) and record.pid is not None:
+            pids.add(record.pid)
     return pids
 
 

@@ -61,7 +61,7 @@ def whereabouts(ledger: Ledger, lease: Lease) -> Whereabouts:
 
 def counts(ledger: Ledger) -> dict[LedgerPlace, int]:
     """The number of leases in each place."""
-    found = dict.fromkeys(LedgerPlace, 0)
+    counts_by_place = dict.fromkeys(LedgerPlace, 0)
     for lease in ledger._cuts.leases:
-        found[whereabouts(ledger, lease).place] += 1
-    return found
+        counts_by_place[whereabouts(ledger, lease).place] += 1
+    return counts_by_place

@@ -95,10 +95,10 @@ def torch_says(**changed: Any) -> str:
 
 def built(version: str = "2.13.0+cu128", **kinds: str) -> dict[str, str]:
     """An installed torch."""
-    wanted = {"cuda": "12.8", "hip": "", "xpu": "", **kinds}
+    versions = {"cuda": "12.8", "hip": "", "xpu": "", **kinds}
     text = f"__version__ = '{version}'\n" + "".join(
         f"{name}: Optional[str] = {value!r}\n" if value else f"{name}: Optional[str] = None\n"
-        for name, value in wanted.items()
+        for name, value in versions.items()
     )
     return {"torch": version.partition("+")[0], "torch.built": text}
 

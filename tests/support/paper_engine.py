@@ -248,7 +248,7 @@ class PaperEngine(Engine, Processes):
     def stand(self, version: int, leases: Sequence[Lease]) -> None:
         """Peers have made this version of these; each of them says so."""
         shares = self.board.shares
-        assert all(one >= version for one in shares.values()), f"version {version} of {shares}"
+        assert all(share >= version for share in shares.values()), f"version {version} of {shares}"
         if version > self.version:
             self.made.append(list(leases))
         assert self.made[version - 1] == list(leases), f"two versions {version}"
@@ -442,5 +442,5 @@ class PaperEngine(Engine, Processes):
         return PaperStore(self)
 
     def close(self) -> None:
-        for one in self.members.values():
-            one.is_alive = False
+        for member in self.members.values():
+            member.is_alive = False

@@ -194,7 +194,7 @@ def judge_end(outcome: Outcome) -> None:
         if "it is ended" in outcome.said and any(one.kind == "stop" for one in engine.happened):
             late = []  # members that stood still until the curfew
         assert all(engine.members[one].paper.turn.place == "end" for one in late), engine.describe()
-        if late or any(one.has_ended for one in engine.members.values()):
+        if late or any(member.has_ended for member in engine.members.values()):
             assert engine.version == outcome.version, "an update that was decided was not made"
         if not (plan.interrupt_at or plan.script.stops_at or plan.updates):
             ended = engine.ended_epochs
@@ -212,7 +212,7 @@ def judge_end(outcome: Outcome) -> None:
     if isinstance(error, LinkError) and any(one.kind == "stop" for one in engine.happened):
         return  # no member was left to copy the end within the curfew
     if outcome.version >= 0 and not isinstance(error, AllGone):
-        assert not any(one.is_alive for one in engine.members.values()), repr(error)
+        assert not any(member.is_alive for member in engine.members.values()), repr(error)
 
 
 def judge_samples(outcome: Outcome) -> None:
@@ -222,7 +222,7 @@ def judge_samples(outcome: Outcome) -> None:
     assert not doubled, f"(epoch, sample) in two versions: {doubled}"
     if outcome.error is not None or plan.script.leaves_at:
         return
-    if not any(one.is_alive or one.has_ended for one in outcome.engine.members.values()):
+    if not any(member.is_alive or member.has_ended for member in outcome.engine.members.values()):
         return  # all died after a stop, and their state with them
     for epoch in outcome.engine.ended_epochs:
         lost = [at for at in range(plan.samples) if not used[epoch, at]]

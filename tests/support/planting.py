@@ -329,14 +329,14 @@ class Tries:
                 os.chown(path if rng.random() < 0.7 else path.parent, NOBODY, NOBODY,
                          follow_symlinks=False)  # fmt: skip
         result.second_user += "second user" in what or is_exchange
-        said = place / "said"
+        output_file = place / "said"
         before_s = time.monotonic()
-        code = finish(begin(scene, VERBS[verb], said), self.usual_s[verb] + SPARE_S)
+        code = finish(begin(scene, VERBS[verb], output_file), self.usual_s[verb] + SPARE_S)
         took_s = time.monotonic() - before_s
         if swapper:
             os.kill(swapper, signal.SIGTERM)
             os.waitpid(swapper, 0)
-        self._judge(f"seed {seed}: {verb}, {what}", scene, code, said)
+        self._judge(f"seed {seed}: {verb}, {what}", scene, code, output_file)
         kind = what.removesuffix(" of a second user")
         result.tries[kind] += 1
         result.refused[kind] += code not in (0, None)

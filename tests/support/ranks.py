@@ -168,9 +168,11 @@ def begin(
 
 def end(process: "Forked | Popen[str]", folder: Path, within_s: float = 100.0) -> Ended:
     start = time.monotonic()
-    said, _ = process.communicate(timeout=within_s)
+    output, _ = process.communicate(timeout=within_s)
     assert process.returncode is not None
-    return Ended(folder=folder, code=process.returncode, said=said, took_s=time.monotonic() - start)
+    return Ended(
+        folder=folder, code=process.returncode, said=output, took_s=time.monotonic() - start
+    )
 
 
 def run_ranks(
@@ -198,7 +200,7 @@ def run_alone(folder: Path, ranks: list[dict[str, str]], script: str = SCRIPT) -
         )
         for settings in ranks
     ]
-    return [end(one, folder) for one in processes]
+    return [end(process, folder) for process in processes]
 
 
 def run_by_mpirun(folder: Path, num_ranks: int, script: str = SCRIPT, **settings: str) -> Ended:

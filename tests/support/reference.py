@@ -96,4 +96,4 @@ def average(states: Sequence[State], weights: Sequence[float]) -> State:
 
 
 def _leases_of(records: Sequence[Record]) -> dict[tuple[int, int], tuple[Lease, ...]]:
-    return leases_of(one.order for one in records if isinstance(one, Ordered))
+    return leases_of(record.order for record in records if isinstance(record, Ordered))

@@ -54,11 +54,11 @@ class Run:
     def pushes(self) -> list[Pushed]:
         """All pushes that were not late, in order of arrival."""
         late = {one.ticket[:2] for one in self.every_order() if isinstance(one, Late)}
-        facts = [one.fact for one in self.records if isinstance(one, Handed)]
+        facts = [record.fact for record in self.records if isinstance(record, Handed)]
         return [fact for fact in facts if fact.ticket[:2] not in late]
 
     def every_order(self) -> list[Order]:
-        return [one.order for one in self.records if isinstance(one, Ordered)]
+        return [record.order for record in self.records if isinstance(record, Ordered)]
 
     @property
     def orders(self) -> list[Order]:
@@ -67,28 +67,28 @@ class Run:
 
     @property
     def superseded(self) -> list[SupersededRecord]:
-        return [one for one in self.records if isinstance(one, SupersededRecord)]
+        return [record for record in self.records if isinstance(record, SupersededRecord)]
 
     @property
     def notes(self) -> list[str]:
-        return [one.text for one in self.records if isinstance(one, Noted)]
+        return [record.text for record in self.records if isinstance(record, Noted)]
 
     @property
     def left(self) -> list[str]:
         """The ends of members that did not end by themselves."""
         return [
-            one.reason
-            for one in self.records
-            if isinstance(one, Heard) and one.reason.startswith("killed")
+            record.reason
+            for record in self.records
+            if isinstance(record, Heard) and record.reason.startswith("killed")
         ]
 
     def used(self) -> list[Counter[int]]:
         """For each epoch, how often each position was used by an update."""
         leases = leases_of(self.every_order())
         rest = {
-            one.fact.ticket[:2]: one.fact.kept + one.fact.unused
-            for one in self.records
-            if isinstance(one, Handed)
+            record.fact.ticket[:2]: record.fact.kept + record.fact.unused
+            for record in self.records
+            if isinstance(record, Handed)
         }
         used: list[Counter[int]] = []
         for order in self.every_order():
@@ -108,9 +108,9 @@ class Run:
 def leases_of(orders: Iterable[Order]) -> dict[tuple[int, int], tuple[Lease, ...]]:
     """The leases granted for each member and serial; accumulation grants a ticket repeatedly."""
     leases: dict[tuple[int, int], tuple[Lease, ...]] = {}
-    for one in orders:
-        if isinstance(one, Grant):
-            leases[one.ticket[:2]] = (*leases.get(one.ticket[:2], ()), *one.leases)
+    for order in orders:
+        if isinstance(order, Grant):
+            leases[order.ticket[:2]] = (*leases.get(order.ticket[:2], ()), *order.leases)
     return leases
 
 
@@ -150,7 +150,7 @@ def nothing_left() -> Iterator[None]:
 
     A process that is ending has a moment to do so.
     """
-    before = {one.pid for one in psutil.Process().children(recursive=True)}
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
     after = psutil.Process().children(recursive=True)
     if (spare := client.kept()) is not None:

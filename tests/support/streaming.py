@@ -32,25 +32,25 @@ class OuterStep:
 def names_of_fragments(task: Task, num_fragments: int) -> list[list[str]]:
     """Contiguous in the model's order, with the largest fragment as small as possible."""
     named = [(name, one.nbytes) for name, one in fresh(task)[0].named_parameters()]
-    found: list[list[tuple[str, int]]] = [named]
+    fragments: list[list[tuple[str, int]]] = [named]
     least = sum(size for _, size in named) + 1
     for cuts in combinations(range(1, len(named)), num_fragments - 1):
         parts = [named[a:b] for a, b in zip((0, *cuts), (*cuts, len(named)), strict=True)]
         largest = max(sum(size for _, size in part) for part in parts)
         if largest <= least:  # among equals the one with the longest first fragments
-            least, found = largest, parts
-    return [[name for name, _ in part] for part in found]
+            least, fragments = largest, parts
+    return [[name for name, _ in part] for part in fragments]
 
 
 def last_updates(records: Sequence[Record]) -> set[int]:
     """The updates after which an epoch ends."""
-    found, version = set(), 0
+    result, version = set(), 0
     for record in records:
         if isinstance(record, Ordered) and isinstance(record.order, Apply):
             version += 1
         elif isinstance(record, Ordered) and isinstance(record.order, EpochEnd):
-            found.add(version - 1)
-    return found
+            result.add(version - 1)
+    return result
 
 
 class Streamed:
