@@ -59,7 +59,7 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
     ),
     "it is killed where a model is split": (
         "spread/test_runs.py",
-        "test_a_split_run_dies_with_one_cause_and_its_checkpoints_are_anyones",
+        "test_killed_split_run_names_one_cause_and_anyone_can_resume_it",
     ),
     "it is stopped": (
         "faults/test_live_faults.py",

@@ -1,6 +1,6 @@
-"""Workers of a split model as threads of one process, over real gloo: no process begins.
+"""Workers of a split model as threads of one process, over real gloo.
 
-Each thread has groups and a module of its own. It must not know what a test claims.
+Each thread has groups and a module of its own. It must not know what tests assert.
 """
 
 import datetime
@@ -51,10 +51,10 @@ class ThreadGroup(TorchGroup, PeerGroup):
 
 
 def in_threads(size: int, work: Callable[[Ranks], Result]) -> list[Result]:
-    """What ``work`` gives in each of so many threads; what one raises is raised.
+    """The results of ``work`` in each of this number of threads; an error in one is raised.
 
-    All of them trace at the same time, one by one: torch.fx changes modules for the whole process,
-    and whether a model is random shows in the process's generators.
+    Tracing is serialized, because torch.fx changes modules for the whole process, and whether a
+    model is random shows in the generators of the process.
     """
     turns, lock = threading.Barrier(size), threading.Lock()
 
