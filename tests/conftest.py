@@ -1,8 +1,8 @@
-"""For all tests: live runs of one test process share a fork server, so that torch is imported once;
-a test process computes in one thread, as there are several of them.
+"""Fixtures of all tests: live runs of a test process share a fork server, so that torch is imported
+once; a test process computes in one thread, since several run at once.
 
-How a run begins by itself is tested where runs are commands: tests/cli, tests/faults. Ranks and
-scripts are forked likewise, where a test asks for their result: tests/support/forked.py.
+The usual start of a run is tested where runs are commands: tests/cli, tests/faults. Ranks and
+scripts are forked likewise where only their result is tested: tests/support/forked.py.
 """
 
 import gc
@@ -24,16 +24,16 @@ os.environ |= {
     "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
 }
-"""Before torch's compiler is imported, here or in a process of a test: of a function or two that a
-test compiles, processes to compile in and headers compiled beforehand would take most of the time.
+"""Set before torch's compiler is imported, here or in a process of a test: for the few functions a
+test compiles, compile processes and precompiled headers would take most of the time.
 """
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is imported and collected stays to the end: no test's garbage is looked for in it.
+    """Freeze imported and collected objects, so that no garbage collection of a test scans them.
 
-    Ten thousand tests are 600,000 objects, and 0.3 s each time that all are looked through.
+    Ten thousand tests are 600,000 objects, and a scan of all takes 0.3 s.
     """
     gc.disable()
     try:
@@ -46,7 +46,7 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def suite_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the user keeps of this machine, and of other runs, is not for tests to read or write."""
+    """Keep tests away from the user's cache of this machine and of other runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -60,7 +60,7 @@ def warm_fork_server(suite_cache: None) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def frozen_modules() -> Iterator[None]:
-    """What a module's tests have imported stays as well: nobody looks through it in the next."""
+    """Freeze the imports of a test module, so that later ones do not scan them."""
     yield
     gc.collect()
     gc.freeze()
@@ -68,10 +68,10 @@ def frozen_modules() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def own_process() -> Iterator[None]:
-    """A test changes the process for itself alone.
+    """Undo the changes of a test to the process.
 
-    Threads of several tests at once would wait for each other's cores; some set their number. Tasks
-    of a test's own folder are found there: a thousand folders more on the path slow each import.
+    Threads of parallel tests would wait for each other's cores; some set their number. Tasks in a
+    test's folder are found through the path, and a thousand such folders would slow each import.
     """
     before, path = torch.get_num_threads(), sys.path[:]
     torch.set_num_threads(1)
@@ -84,7 +84,7 @@ def own_process() -> Iterator[None]:
 def say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[str], tuple[int, str, str]]:
-    """Run the command line: exit code, standard output, standard error."""
+    """Run the command line; return exit code, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
 
     def run(line: str) -> tuple[int, str, str]:

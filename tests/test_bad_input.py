@@ -1,7 +1,7 @@
-"""Whatever is wrong with a command, a script, its data or the machine: one clear message.
+"""Errors in a command, a script, its data or the machine give one clear message.
 
-Everything goes through the command line as a user gives it: the exit code, the words of the
-message, no traceback, and no process left behind.
+Each test uses the command line as a user does, and checks the exit code, the message, that there
+is no traceback, and that no process is left behind.
 """
 
 import json
@@ -64,7 +64,7 @@ few = paceline.Task(
 
 
 def script(folder: Path, fault: str = "pass", after: str = "pass") -> str:
-    """A training script with something wrong in it."""
+    """A training script with a fault in it."""
     path = folder / "train.py"
     path.write_text(SETUP.replace("FAULT", fault).replace("AFTER", after))
     return str(path)
@@ -72,7 +72,7 @@ def script(folder: Path, fault: str = "pass", after: str = "pass") -> str:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty folder as the current one, and no setting in the environment."""
+    """An empty current folder, and no settings in the environment."""
     monkeypatch.chdir(tmp_path)
     for name in NAMES:
         monkeypatch.delenv(f"PACELINE_{name.upper()}", raising=False)
@@ -81,7 +81,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def paceline(here: Path, capsys: pytest.CaptureFixture[str]) -> Say:
-    """The command line: its exit code and all that it says; nothing is left running."""
+    """Run the command line; return exit code and output, and check that no process is left."""
 
     def say(*tokens: str) -> tuple[int, str]:
         with nothing_left():
@@ -171,30 +171,30 @@ def paceline(here: Path, capsys: pytest.CaptureFixture[str]) -> Say:
     ],
     ids=lambda value: " ".join(value[1:]) if isinstance(value, list) else None,
 )
-def test_a_wrong_name_or_number_is_answered_with_the_right_one(
+def test_wrong_name_or_number_gets_a_suggestion(
     tokens: list[str], words: list[str], paceline: Say, here: Path
 ) -> None:
-    code, said = paceline(*tokens)
+    code, output = paceline(*tokens)
     assert code == 2
-    assert said.startswith("error: ")
+    assert output.startswith("error: ")
     for word in words:
-        assert word in said
+        assert word in output
     assert not (here / "runs").exists()
 
 
-def test_an_unknown_key_is_named_with_its_file_or_as_a_variable(
+def test_unknown_setting_is_named_with_its_file_or_variable(
     paceline: Say, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "paceline.toml").write_text("protocoll = 'async'\n")
-    code, said = paceline("train", "lenet")
+    code, output = paceline("train", "lenet")
     assert code == 2
-    assert "unknown setting 'protocoll' (paceline.toml); did you mean 'protocol'?" in said
+    assert "unknown setting 'protocoll' (paceline.toml); did you mean 'protocol'?" in output
     (here / "paceline.toml").unlink()
     monkeypatch.setenv("PACELINE_WRKERS", "2")
-    code, said = paceline("train", "lenet")
+    code, output = paceline("train", "lenet")
     assert code == 2
-    assert "unknown variable 'PACELINE_WRKERS'" in said
-    assert "did you mean 'PACELINE_WORKERS'?" in said
+    assert "unknown variable 'PACELINE_WRKERS'" in output
+    assert "did you mean 'PACELINE_WORKERS'?" in output
 
 
 @pytest.mark.parametrize(
@@ -208,38 +208,36 @@ def test_an_unknown_key_is_named_with_its_file_or_as_a_variable(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_what_is_refused_before_its_first_step_leaves_no_folder(
+def test_run_refused_before_its_first_step_leaves_no_folder(
     tokens: list[str], words: str, paceline: Say, here: Path
 ) -> None:
     (here / "mytasks.py").write_text(TASK)
-    code, said = paceline(*tokens)
+    code, output = paceline(*tokens)
     assert code == 2
-    assert words in said
-    assert [one.name for one in here.iterdir() if one.name != "__pycache__"] == ["mytasks.py"]
+    assert words in output
+    assert [path.name for path in here.iterdir() if path.name != "__pycache__"] == ["mytasks.py"]
 
 
-def test_a_refused_run_takes_only_what_was_its_own(paceline: Say, here: Path) -> None:
+def test_refused_run_removes_only_its_own_files(paceline: Say, here: Path) -> None:
     (here / "mine").mkdir()
     (here / "mine" / "notes.txt").write_text("keep me")
     (here / "runs" / "before").mkdir(parents=True)
     (here / "runs" / "latest").symlink_to("before")
     assert paceline("train", "nosuch:task", "--run-dir", "mine")[0] == 2
     assert paceline("train", "nosuch:task")[0] == 2
-    assert [one.name for one in (here / "mine").iterdir()] == ["notes.txt"]
-    assert sorted(one.name for one in (here / "runs").iterdir()) == ["before", "latest"]
+    assert [path.name for path in (here / "mine").iterdir()] == ["notes.txt"]
+    assert sorted(path.name for path in (here / "runs").iterdir()) == ["before", "latest"]
     assert (here / "runs" / "latest").readlink() == Path("before")
 
 
-# -- batches, data, memory: refused, or said in the plan ---------------------------------------
+# -- batches, data, memory: refused, or reported in the plan -----------------------------------
 
 
-def test_a_batch_that_cannot_be_shared_evenly_is_said_and_weighed(
-    paceline: Say, here: Path
-) -> None:
+def test_uneven_batch_is_reported_and_weighted(paceline: Say, here: Path) -> None:
     tokens = ["--workers", "2", "--batch-size", "15", "--updates", "3", "--run-dir", "run"]
-    code, said = paceline("train", "quadratic", *tokens)
+    code, output = paceline("train", "quadratic", *tokens)
     assert code == 0
-    assert "15 samples make 2 mini-batches of 8 and 7; each is weighted by its samples" in said
+    assert "15 samples make 2 mini-batches of 8 and 7; each is weighted by its samples" in output
     lines = [json.loads(line) for line in (here / "run" / "trace.jsonl").read_text().splitlines()]
     weights = [line["weights"] for line in lines if line["kind"] == "apply"]
     assert sorted(weights[0]) == [7 / 15, 8 / 15]
@@ -247,22 +245,22 @@ def test_a_batch_that_cannot_be_shared_evenly_is_said_and_weighed(
 
 def test_more_workers_than_samples_are_refused(paceline: Say, here: Path) -> None:
     (here / "mytasks.py").write_text(TASK)
-    code, said = paceline("train", "mytasks:few", "--workers", "4")
+    code, output = paceline("train", "mytasks:few", "--workers", "4")
     assert code == 2
-    assert "3 samples cannot be shared by 4 mini-batches; use fewer workers or a small" in said
-    assert "--batch-size" not in said  # a larger one would not help
+    assert "3 samples cannot be shared by 4 mini-batches; use fewer workers or a small" in output
+    assert "--batch-size" not in output  # a larger batch would not help
 
 
-def test_a_batch_smaller_than_its_parts_is_refused_with_both_remedies(paceline: Say) -> None:
-    code, said = paceline("train", "quadratic", "--workers", "4", "--batch-size", "3")
+def test_batch_smaller_than_the_workers_is_refused_with_remedies(paceline: Say) -> None:
+    code, output = paceline("train", "quadratic", "--workers", "4", "--batch-size", "3")
     assert code == 2
-    assert "3 samples an update cannot be shared by 4 mini-batches; use fewer workers" in said
-    assert "or a larger --batch-size" in said
+    assert "3 samples an update cannot be shared by 4 mini-batches; use fewer workers" in output
+    assert "or a larger --batch-size" in output
 
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that can fetch nothing."""
+    """A machine without a network."""
 
     def fail(*_: object) -> None:
         raise SourceError("no network in this test")
@@ -273,7 +271,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_damaged_data_file_is_named_and_never_passed_over(
+def test_damaged_data_file_is_named_and_never_skipped(
     paceline: Say, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data_set = find("fashion-mnist")
@@ -282,11 +280,11 @@ def test_a_damaged_data_file_is_named_and_never_passed_over(
     for file in data_set.files:
         (folder / file.name).write_bytes(b"not what it says")
     monkeypatch.setenv("PACELINE_DATA", str(here / "data"))
-    code, said = paceline("train", "lenet")
+    code, output = paceline("train", "lenet")
     assert code == 2
-    assert f"{folder / data_set.files[0].name} is damaged" in said
-    assert data_set.files[0].md5 in said
-    assert "paceline data get fashion-mnist" in said
+    assert f"{folder / data_set.files[0].name} is damaged" in output
+    assert data_set.files[0].md5 in output
+    assert "paceline data get fashion-mnist" in output
 
 
 @pytest.mark.skipif(
@@ -294,51 +292,49 @@ def test_a_damaged_data_file_is_named_and_never_passed_over(
     reason="this machine's distribution has the data set: it cannot be missing",
 )
 @pytest.mark.usefixtures("offline")
-def test_missing_data_is_replaced_by_what_ships_and_said(
+def test_missing_data_is_replaced_by_the_digits_and_reported(
     paceline: Say, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
     monkeypatch.delenv("PACELINE_DATA", raising=False)
-    code, said = paceline("train", "softmax", "--dry-run")
+    code, output = paceline("train", "softmax", "--dry-run")
     assert code == 0
-    assert "Fashion-MNIST could not be fetched" in said
-    assert "real images that ship with paceline" in said
+    assert "Fashion-MNIST could not be fetched" in output
+    assert "real images that ship with paceline" in output
 
 
-def test_too_little_shared_memory_is_said_before_the_start(
+def test_too_little_shared_memory_is_reported_before_the_start(
     paceline: Say, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 256)
-    code, said = paceline("launch", "--workers", "2", script(here, "print('a step was made')"))
+    code, output = paceline("launch", "--workers", "2", script(here, "print('a step was made')"))
     assert code == 1
-    assert "shared memory: " in said
-    assert "are needed" in said
-    assert "use fewer workers or a smaller model" in said
-    assert "a step was made" not in said
+    assert "shared memory: " in output
+    assert "are needed" in output
+    assert "use fewer workers or a smaller model" in output
+    assert "a step was made" not in output
 
 
 # -- scripts ------------------------------------------------------------------------------------
 
 
 def message_of(said: str) -> list[str]:
-    """The lines of the error, which is the last thing said."""
+    """The lines of the error, which ends the output."""
     return said[said.index("error: ") :].splitlines()
 
 
-def test_a_script_that_raises_in_one_worker_gets_at_most_twelve_lines(
-    paceline: Say, here: Path
-) -> None:
+def test_script_error_message_has_at_most_twelve_lines(paceline: Say, here: Path) -> None:
     fault = "if pace.worker == 1: {}['no such key']"
-    code, said = paceline("launch", "--workers", "2", script(here, fault))
+    code, output = paceline("launch", "--workers", "2", script(here, fault))
     assert code == 1
-    lines = message_of(said)
+    lines = message_of(output)
     line = 1 + SETUP.splitlines().index("    FAULT")
     assert len(lines) <= 12
     assert lines[0].startswith("error: worker 1 failed at ")
     assert lines[0].endswith(f"train.py:{line} in check:")
     assert "KeyError: 'no such key'" in lines
-    assert fault in said  # the user's own frame, with its line
-    assert "site-packages" not in said
+    assert fault in output  # the user's own frame, with its line
+    assert "site-packages" not in output
     log = Path(lines[-1].rpartition(": ")[2])
     assert "Traceback" in log.read_text()
 
@@ -381,13 +377,13 @@ if __name__ == "__main__":
         ("loader", "1", "Caught KeyError in Data", "train.py:9 in __getitem__", "KeyError: 'no "),
     ],
 )
-def test_what_a_process_of_the_scripts_own_said_last_is_said(
+def test_last_error_of_a_child_process_is_reported(
     paceline: Say, here: Path, how: str, workers: str, which: str, place: str, last: str
 ) -> None:
     (here / "train.py").write_text(SPAWNS)
-    code, said = paceline("launch", "--workers", workers, "train.py", how)
+    code, output = paceline("launch", "--workers", workers, "train.py", how)
     assert code == 1
-    lines = message_of(said)
+    lines = message_of(output)
     assert len(lines) <= 12
     (at,) = (number for number, line in enumerate(lines) if which in line)
     assert lines[at + 1].strip().startswith("at ")
@@ -395,94 +391,91 @@ def test_what_a_process_of_the_scripts_own_said_last_is_said(
     assert last in lines[at + 2]
 
 
-def test_a_failed_run_can_be_reported_and_says_why_it_ended(paceline: Say, here: Path) -> None:
+def test_report_of_a_failed_run_says_why_it_ended(paceline: Say, here: Path) -> None:
     path = script(here, "if pace.worker == 1 and step == 3: {}['no such key']")
     assert paceline("launch", "--workers", "2", "--run-dir", "run", path)[0] == 1
-    code, said = paceline("report", "run")
+    code, output = paceline("report", "run")
     assert code == 0
-    assert "ended failed: worker 1 failed at " in " ".join(said.split())
+    assert "ended failed: worker 1 failed at " in " ".join(output.split())
     assert (here / "run" / "summary.json").exists()
 
 
-def test_a_script_that_is_no_python_is_refused_with_its_line(paceline: Say, here: Path) -> None:
+def test_invalid_python_script_is_refused_with_its_line(paceline: Say, here: Path) -> None:
     (here / "train.py").write_text("import paceline\ndef f(:\n")
-    code, said = paceline("launch", "--workers", "2", "train.py")
+    code, output = paceline("launch", "--workers", "2", "train.py")
     assert code == 2
-    assert "train.py:2 is not valid Python (invalid syntax): def f(:" in said
+    assert "train.py:2 is not valid Python (invalid syntax): def f(:" in output
     assert not (here / "runs").exists()
 
 
-def test_a_module_of_the_users_that_is_no_python_is_named(paceline: Say, here: Path) -> None:
+def test_invalid_python_module_of_the_user_is_named(paceline: Say, here: Path) -> None:
     (here / "model.py").write_text("x = 1\ndef f(:\n")
     (here / "train.py").write_text("import model\n")
-    code, said = paceline("launch", "--workers", "2", "train.py")
+    code, output = paceline("launch", "--workers", "2", "train.py")
     assert code == 1
-    lines = message_of(said)
+    lines = message_of(output)
     assert lines[0].endswith("model.py:2 in its text:")
-    assert "runpy" not in said
+    assert "runpy" not in output
     assert len(lines) <= 12
 
 
-def test_a_cell_that_nobody_can_read_leaves_no_empty_line(paceline: Say, here: Path) -> None:
+def test_code_without_source_leaves_no_empty_line(paceline: Say, here: Path) -> None:
     cell = "exec(compile('def cell(): {}[1]', '<cell 3>', 'exec'), globals()) or cell()"
-    code, said = paceline("launch", "--workers", "2", script(here, cell))
+    code, output = paceline("launch", "--workers", "2", script(here, cell))
     assert code == 1
-    assert "  <cell 3>:1 cell" in message_of(said)
-    assert all(line.strip() for line in message_of(said))
+    assert "  <cell 3>:1 cell" in message_of(output)
+    assert all(line.strip() for line in message_of(output))
 
 
-def test_a_script_that_ends_itself_says_where_and_names_its_log(paceline: Say, here: Path) -> None:
+def test_script_that_exits_is_reported_with_line_and_log(paceline: Say, here: Path) -> None:
     path = script(here, "if pace.worker == 1: raise SystemExit('no data today')")
-    code, said = paceline("launch", "--workers", "2", path)
+    code, output = paceline("launch", "--workers", "2", path)
     assert code == 1
     line = 1 + SETUP.splitlines().index("    FAULT")
-    first, last = message_of(said)
+    first, last = message_of(output)
     assert first.endswith(f"train.py:{line}: no data today")
     assert Path(last.rpartition(": ")[2]).name == "worker-1.log"
 
 
-def test_a_script_that_never_connects_is_shown_the_four_lines(paceline: Say, here: Path) -> None:
-    """And what one worker printed, also where the others come to their print later."""
+def test_script_that_never_connects_is_shown_the_four_lines(paceline: Say, here: Path) -> None:
+    """And the output of one worker, even if the others print later."""
     (here / "alone.py").write_text(
         "import os, time\ntime.sleep(int(os.environ['RANK']) / 2)\nprint('trained alone')\n"
     )
-    code, said = paceline("launch", "--workers", "2", "alone.py")
+    code, output = paceline("launch", "--workers", "2", "alone.py")
     assert code == 2
-    assert said.count("trained alone") == 1
+    assert output.count("trained alone") == 1
     for line in ("paceline.connect()", "pace.prepare(", "pace.epochs(", "pace.step()"):
-        assert line in said
+        assert line in output
 
 
-def test_a_loop_that_ends_early_in_one_worker_ends_the_epoch_for_all(
-    paceline: Say, here: Path
-) -> None:
+def test_break_in_one_worker_ends_the_epoch_for_all(paceline: Say, here: Path) -> None:
     early = script(here, after="if pace.worker == 1: break")
-    code, said = paceline("launch", "--workers", "2", "--protocol", "async", early)
+    code, output = paceline("launch", "--workers", "2", "--protocol", "async", early)
     assert code == 0
-    assert "samples dropped" in said
+    assert "samples dropped" in output
 
 
 INF = "if step == 2 and pace.worker == 1: outputs = outputs * float('inf')"
 
 
 @pytest.mark.parametrize(("protocol", "step"), [("full-sync", 2), ("async", 0)])
-def test_a_gradient_that_is_not_finite_is_named(
-    protocol: str, step: int, paceline: Say, here: Path
-) -> None:
-    path = script(here, INF.replace("step == 2", f"step == {step}"))  # async promises one step each
-    code, said = paceline("launch", "--workers", "2", "--protocol", protocol, path)
+def test_nonfinite_gradient_is_named(protocol: str, step: int, paceline: Say, here: Path) -> None:
+    # async guarantees one step each
+    path = script(here, INF.replace("step == 2", f"step == {step}"))
+    code, output = paceline("launch", "--workers", "2", "--protocol", protocol, path)
     assert code == 1
-    assert f"worker 1: the gradient of 'weight' is not finite at step {step}" in said
-    assert "loss inf" in said
-    assert "--nonfinite skip" in said
+    assert f"worker 1: the gradient of 'weight' is not finite at step {step}" in output
+    assert "loss inf" in output
+    assert "--nonfinite skip" in output
 
 
-def test_updates_that_are_not_finite_can_be_skipped(paceline: Say, here: Path) -> None:
+def test_nonfinite_updates_can_be_skipped(paceline: Say, here: Path) -> None:
     path = script(here, INF)
-    code, said = paceline(
+    code, output = paceline(
         "launch", "--workers", "2", "--nonfinite", "skip", "--run-dir", "run", path
     )
     assert code == 0
-    assert "all finite: True" in said
-    assert "updates           16" in said
-    assert "skipped           2 updates: a gradient was not finite" in said
+    assert "all finite: True" in output
+    assert "updates           16" in output
+    assert "skipped           2 updates: a gradient was not finite" in output

@@ -1,4 +1,4 @@
-"""Settings: who wins, what is refused, and whether the message helps."""
+"""Settings: priority of sources, refusals, and helpful messages."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ from paceline.protocols.outer import SPELLINGS
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No settings file of the developer's own may lie here."""
+    """Hide settings files of the developer."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -25,7 +25,7 @@ def test_every_setting_has_a_default_and_a_help_text() -> None:
     assert all(field.metadata["help"] for field in RunSettings.__dataclass_fields__.values())
 
 
-def test_the_nearer_source_wins_and_is_named(tmp_path: Path) -> None:
+def test_higher_priority_source_wins_and_is_named(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('workers = 2\nseed = 2\nprotocol = "async"\nslow = ["1=5x"]\n')
     env = {"PACELINE_SEED": "3", "PACELINE_PROTOCOL": "k-sync:1", "HOME": "/nowhere"}
@@ -48,9 +48,7 @@ FAULTS = ("kill worker 1 at update 100", "stop worker 0 at 5s for 2s")
     ("text", "found"),
     [(FAULTS[0], FAULTS[:1]), ("; ".join(FAULTS), FAULTS), (f" {FAULTS[1]} ;", FAULTS[1:])],
 )
-def test_a_fault_is_a_sentence_with_spaces(
-    text: str, found: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_fault_is_a_sentence_with_spaces(text: str, found: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(f'fault = "{text}"\n')
     assert resolve({}, file, {}).settings.fault == found
@@ -59,14 +57,14 @@ def test_a_fault_is_a_sentence_with_spaces(
 
 
 @pytest.mark.parametrize("name", ["paceline.toml", "paceline.yaml"])
-def test_a_file_that_lies_here_is_read(name: str, tmp_path: Path) -> None:
+def test_settings_file_in_the_current_folder_is_read(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("workers = 3\n" if name.endswith("toml") else "workers: 3\n")
     resolved = resolve({}, None, {})
     assert resolved.settings.workers == 3
     assert resolved.origins["workers"] == name
 
 
-def test_keys_of_a_file_may_be_written_like_flags(tmp_path: Path) -> None:
+def test_keys_of_a_file_may_be_spelled_like_flags(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("batch-size: 512\nkeep-best: true\n")
     settings = resolve({}, file, {}).settings
@@ -74,19 +72,19 @@ def test_keys_of_a_file_may_be_written_like_flags(tmp_path: Path) -> None:
     assert settings.keep_best is True
 
 
-def test_an_unknown_key_gets_a_suggestion_and_its_place(tmp_path: Path) -> None:
+def test_unknown_key_gets_a_suggestion_and_its_file(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("wokers = 2\n")
     with pytest.raises(ConfigError, match=r"'wokers' \(.*run\.toml\); did you mean 'workers'\?"):
         resolve({}, file, {})
 
 
-def test_an_unknown_variable_gets_a_suggestion() -> None:
+def test_unknown_variable_gets_a_suggestion() -> None:
     with pytest.raises(ConfigError, match="did you mean 'PACELINE_WORKERS'"):
         resolve({}, None, {"PACELINE_WORKER": "2"})
 
 
-def test_variables_for_other_uses_and_empty_ones_are_let_by() -> None:
+def test_unrelated_and_empty_variables_are_ignored() -> None:
     env = {"PACELINE_DATA": "/data", "PACELINE_WORKERS": "", "OTHER": "x"}
     assert resolve({}, None, env).settings == RunSettings()
 
@@ -108,33 +106,33 @@ def test_variables_for_other_uses_and_empty_ones_are_let_by() -> None:
         ({"protocol": 3}, "protocol must be a text in UTF-8, got 3"),
     ],
 )
-def test_what_is_out_of_range_is_refused_with_a_hint(
+def test_out_of_range_values_are_refused_with_a_hint(
     flags: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(flags, None, {})
 
 
-def test_an_argument_of_a_call_is_named_as_one() -> None:
+def test_keyword_argument_is_named_as_an_argument() -> None:
     with pytest.raises(ConfigError, match=r"got 0 \(argument workers\)"):
         resolve({"workers": 0}, None, {}, is_call=True)
 
 
-def test_the_two_conventions_for_batches_exclude_each_other() -> None:
+def test_batch_size_and_mini_batch_size_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match="exclude each other"):
         resolve({"batch_size": 512, "mini_batch_size": 64}, None, {})
     with pytest.raises(ConfigError, match="exclude each other"):
         RunSettings(batch_size=512, mini_batch_size=64)
 
 
-def test_a_nearer_source_chooses_the_convention_for_batches() -> None:
+def test_higher_priority_source_chooses_the_batch_convention() -> None:
     resolved = resolve({"mini_batch_size": 64}, None, {"PACELINE_BATCH_SIZE": "512"})
     assert resolved.settings.batch_size is None
     assert resolved.settings.mini_batch_size == 64
     assert resolved.origins["batch_size"] == "default"
 
 
-def test_text_of_the_environment_becomes_values() -> None:
+def test_environment_text_is_converted() -> None:
     env = {
         "PACELINE_KEEP_BEST": "yes",
         "PACELINE_LR": "2e-1",
@@ -156,19 +154,19 @@ def test_text_of_the_environment_becomes_values() -> None:
         ("run.ini", "workers = 2\n", "must end in .toml, .yaml or .yml"),
     ],
 )
-def test_a_broken_file_is_named(name: str, text: str, message: str, tmp_path: Path) -> None:
+def test_broken_file_is_named(name: str, text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
         resolve({}, file, {})
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.toml cannot be read: No such file"):
         resolve({}, tmp_path / "gone.toml", {})
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_named_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     with pytest.raises(ConfigError, match=r"pipe\.toml cannot be read: it is not a regular file"):
         resolve({}, tmp_path / "pipe.toml", {})
@@ -182,5 +180,5 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         ("compress", [spelled(name, one.arguments) for name, one in COMPRESSORS.items()]),
     ],
 )
-def test_the_help_of_a_family_names_all_its_members(name: str, members: list[str]) -> None:
-    assert [one for one in members if one not in help_of(name)] == []
+def test_help_of_a_family_names_all_its_members(name: str, members: list[str]) -> None:
+    assert [member for member in members if member not in help_of(name)] == []

@@ -1,4 +1,4 @@
-"""What a member is told comes back from JSON as it was."""
+"""The context of a member survives JSON."""
 
 import json
 
@@ -6,7 +6,7 @@ from paceline.context import Context
 from paceline.passes import ScriptPlace
 
 
-def test_a_context_survives_json() -> None:
+def test_context_survives_json() -> None:
     context = Context(
         workers=3,
         delay=("exp:20ms",),
@@ -18,5 +18,5 @@ def test_a_context_survives_json() -> None:
     assert Context.read(json.loads(json.dumps(context.write()))) == context
 
 
-def test_fields_of_another_version_are_left_out_and_missing_ones_are_as_alone() -> None:
+def test_unknown_fields_are_ignored_and_missing_ones_default() -> None:
     assert Context.read({"workers": 2, "of_tomorrow": 1}) == Context(workers=2)

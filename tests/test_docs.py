@@ -1,4 +1,4 @@
-"""The pages are true: generated parts are current, links lead somewhere, names exist, code runs."""
+"""The pages are true: generated parts are current, links resolve, names exist, code runs."""
 
 import ast
 import inspect
@@ -30,12 +30,12 @@ def name_of(page: Path) -> str:
 
 
 @pytest.mark.parametrize("path", GENERATED, ids=name_of)
-def test_a_page_is_what_the_code_and_the_results_say(path: Path) -> None:
+def test_generated_pages_are_current(path: Path) -> None:
     assert path.read_text() == GENERATED[path](), "run python docs/generate.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_to_files_that_exist(page: Path) -> None:
+def test_links_point_to_existing_files(page: Path) -> None:
     targets = [match[1] for match in LINK.finditer(page.read_text())]
     missing = [
         target
@@ -46,7 +46,7 @@ def test_links_lead_to_files_that_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_names_in_the_pages_are_names_in_the_code(page: Path) -> None:
+def test_names_in_the_pages_exist_in_the_code(page: Path) -> None:
     for match in NAME.finditer(page.read_text()):
         path, dotted = PACKAGE / match[1], match[2]
         assert path.is_file(), match[0]
@@ -54,7 +54,7 @@ def test_names_in_the_pages_are_names_in_the_code(page: Path) -> None:
 
 
 def defined_in(path: Path) -> set[str]:
-    """``name`` and ``Class.name`` of what a file defines at its top and in its classes."""
+    """``name`` and ``Class.name`` of the definitions of a file and its classes."""
     names = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
@@ -80,7 +80,7 @@ ELSEWHERE = (
     "exchange/peers",
     "exchange/share",
 )
-"""Where members are processes, or peers: one process does not go through these."""
+"""Modules for processes and peers, which a run in one process does not use."""
 NOT_HERE = {
     "gradient": {
         "Peers._hear_round", "PeerLeases", "Superseded", "SoloExchange", "DistributedAveraging",
@@ -92,18 +92,18 @@ NOT_HERE = {
         "SyncProtocol.react", "GivenUp",
     },
 }  # fmt: skip
-"""What a page names for other cases than the one that is followed here."""
+"""Names of a page for cases other than the one followed here."""
 
 
 @pytest.mark.parametrize("name", JOURNEYS)
-def test_a_run_goes_through_what_a_journey_names(name: str, tmp_path: Path) -> None:
-    """The functions that the page names are called by a run, in one process."""
+def test_run_calls_the_functions_a_journey_names(name: str, tmp_path: Path) -> None:
+    """Each function a page names is called by a run in one process."""
     page = (ROOT / "docs" / f"journey-of-a-{name}.md").read_text()
     named = {match[2] for match in NAME.finditer(page) if not match[1].startswith(ELSEWHERE)}
     called: set[str] = set()
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # no class's body
+        if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # not a class body
             called.add(frame.f_code.co_qualname)
 
     threading.setprofile(note)
@@ -119,7 +119,7 @@ def test_a_run_goes_through_what_a_journey_names(name: str, tmp_path: Path) -> N
     assert len(named) > 10
 
 
-def test_the_readme_lists_the_verbs_that_exist() -> None:
+def test_readme_lists_the_existing_verbs() -> None:
     rows = re.findall(r"^\| `paceline (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert rows == [verb.name for verb in VERBS]
 
@@ -132,7 +132,7 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_python_that_is_marked_to_run_runs(
+def test_python_blocks_marked_to_run_do_run(
     block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The only door: few names, all there, and light to open."""
+"""The public names of the package: few, all present, and cheap to import."""
 
 import subprocess
 import sys
@@ -13,16 +13,16 @@ def python(code: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_door_has_at_most_twenty_names() -> None:
+def test_package_exports_at_most_twenty_names() -> None:
     assert len(paceline.__all__) <= 20
 
 
 @pytest.mark.parametrize("name", paceline.__all__)
-def test_every_name_can_be_had(name: str) -> None:
+def test_every_exported_name_exists(name: str) -> None:
     assert getattr(paceline, name) is not None
 
 
-def test_what_connect_gives_and_train_raises_have_public_names() -> None:
+def test_types_of_connect_and_train_errors_are_public() -> None:
     code = (
         "import paceline; print(isinstance(paceline.connect(), paceline.Pace), "
         "issubclass(paceline.Interrupted, KeyboardInterrupt))"
@@ -30,22 +30,22 @@ def test_what_connect_gives_and_train_raises_have_public_names() -> None:
     assert python(code) == "True True"
 
 
-def test_dir_shows_the_names() -> None:
+def test_dir_lists_the_exported_names() -> None:
     assert dir(paceline) == sorted(paceline.__all__)
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = paceline.trian
 
 
 @pytest.mark.parametrize("module", ["torch", "numpy", "rich", "cyclopts"])
-def test_importing_paceline_loads_nothing_heavy(module: str) -> None:
+def test_importing_paceline_loads_no_heavy_module(module: str) -> None:
     assert python(f"import sys, paceline; print({module!r} in sys.modules)") == "False"
 
 
 @pytest.mark.parametrize("module", ["torch", "numpy"])
-def test_the_help_loads_nothing_heavy(module: str) -> None:
+def test_help_loads_no_heavy_module(module: str) -> None:
     code = (
         "import sys; from paceline.cli.app import run; run(['--help']); run(['train', '--help']);"
         f"print('loaded', {module!r} in sys.modules)"
@@ -54,8 +54,8 @@ def test_the_help_loads_nothing_heavy(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", ["torch", "numpy"])
-def test_who_launches_a_script_loads_nothing_heavy(module: str) -> None:
-    """Its workers do: it takes seconds, and the memory of a process of its own."""
+def test_launcher_loads_no_heavy_module(module: str) -> None:
+    """Only its workers do: it takes seconds and the memory of another process."""
     code = (
         "import sys; from paceline.launch import launcher;"
         "from paceline.engines.local import client;"

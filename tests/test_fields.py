@@ -1,4 +1,4 @@
-"""A value is of the type that it must have, or it is refused; none is taken on trust."""
+"""Each value is checked for its type or refused."""
 
 import math
 from collections.abc import Callable
@@ -29,12 +29,12 @@ from paceline.fields import (
         (many(count), [1, -1]), (by_name(real), [1.0]), (by_name(real), {"a": None}),
     ],
 )  # fmt: skip
-def test_json_of_another_type_is_refused(take: Callable[[Any], Any], wrong: object) -> None:
+def test_json_of_the_wrong_type_is_refused(take: Callable[[Any], Any], wrong: object) -> None:
     with pytest.raises((TypeError, ValueError)):
         take(wrong)
 
 
-def test_json_of_the_type_is_the_value() -> None:
+def test_json_of_the_right_type_is_accepted() -> None:
     assert many(count)([1, 2]) == (1, 2)
     assert by_name(real)({"a": 1}) == {"a": 1.0}
     assert math.isnan(number(None))
@@ -48,7 +48,7 @@ class Size:
     num: int = 1
 
 
-def test_a_record_is_read_from_its_fields() -> None:
+def test_record_is_read_from_its_fields() -> None:
     assert record(Size, {"name": "a"}) == Size("a")
 
 
@@ -59,7 +59,7 @@ def test_a_record_is_read_from_its_fields() -> None:
         ({"name": 1}, "name is 1"), ({"num": 2}, "name"), ([], "not an object"),
     ],
 )  # fmt: skip
-def test_a_record_with_a_wrong_field_is_refused_by_its_name(fields: object, words: str) -> None:
+def test_record_with_a_wrong_field_is_refused_by_name(fields: object, words: str) -> None:
     with pytest.raises((TypeError, ValueError), match=words):
         record(Size, fields)
 
@@ -71,7 +71,7 @@ def test_a_record_with_a_wrong_field_is_refused_by_its_name(fields: object, word
         ("1=5x 2=3x", tuple[str, ...], ("1=5x", "2=3x")), ("a", Literal["a", "b"], "a"),
     ],
 )  # fmt: skip
-def test_a_setting_is_converted(value: object, kind: Any, found: object) -> None:
+def test_setting_is_converted(value: object, kind: Any, found: object) -> None:
     assert convert(value, kind) == found
 
 
@@ -83,7 +83,7 @@ def test_a_setting_is_converted(value: object, kind: Any, found: object) -> None
         ("a\0", str, "a text in UTF-8"), (3, tuple[str, ...], "a text or a list of texts"),
     ],
 )  # fmt: skip
-def test_a_setting_of_another_type_is_refused_with_what_was_wanted(
+def test_setting_of_the_wrong_type_is_refused_with_the_expected_one(
     value: object, kind: Any, words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):

@@ -1,4 +1,4 @@
-"""A program that is forked does what python does with it: what tests of ranks stand on."""
+"""A forked program behaves as under python; tests of ranks rely on this."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_program_is_what_it_is_under_python(tmp_path: Path, end: str) -> None:
+def test_forked_program_behaves_as_under_python(tmp_path: Path, end: str) -> None:
     (tmp_path / "program.py").write_text(PROGRAM.format(end=ENDS[end]))
     words, env = ["program.py", "one", "-m"], {**os.environ, "COLOUR": "red"}
     by_python = subprocess.run(
@@ -47,14 +47,14 @@ def test_a_program_is_what_it_is_under_python(tmp_path: Path, end: str) -> None:
     assert by_fork.stdout == by_python.stdout
 
 
-def test_what_is_drawn_without_a_seed_is_another_each_time(tmp_path: Path) -> None:
+def test_unseeded_random_numbers_differ_each_time(tmp_path: Path) -> None:
     code = "print(random.random(), numpy.random.rand(), float(torch.rand(())))"
     (tmp_path / "draws.py").write_text(f"import random, numpy, torch\n{code}")
     first, second = (forked.run([tmp_path / "draws.py"]).stdout.split() for _ in range(2))
     assert all(one != other for one, other in zip(first, second, strict=True))
 
 
-def test_it_is_waited_for_asked_and_killed_as_a_process_is(tmp_path: Path) -> None:
+def test_forked_program_has_the_interface_of_popen(tmp_path: Path) -> None:
     (tmp_path / "sleeps.py").write_text("import time; print('begun', flush=True); time.sleep(60)")
     program = Forked([tmp_path / "sleeps.py"], stdout=PIPE, stderr=STDOUT)
     assert program.poll() is None
@@ -67,8 +67,8 @@ def test_it_is_waited_for_asked_and_killed_as_a_process_is(tmp_path: Path) -> No
     assert program.returncode == -9
 
 
-def test_output_is_over_once_nobody_can_write_any_more(tmp_path: Path) -> None:
-    """As a pipe's is: a process that is left behind is waited for."""
+def test_output_ends_when_no_process_can_write(tmp_path: Path) -> None:
+    """As with a pipe: a process left behind is waited for."""
     code = "import os, sys, time\nif os.fork() == 0:\n    time.sleep(0.5)\n    print('late')"
     (tmp_path / "leaves.py").write_text(code)
     begun_s = time.monotonic()
@@ -76,7 +76,7 @@ def test_output_is_over_once_nobody_can_write_any_more(tmp_path: Path) -> None:
     assert time.monotonic() - begun_s > 0.5
 
 
-def test_a_process_of_a_test_imports_the_package_of_this_tree(tmp_path: Path) -> None:
+def test_subprocess_imports_the_package_of_this_tree(tmp_path: Path) -> None:
     code = "import paceline; print(paceline.__file__)"
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)

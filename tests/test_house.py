@@ -1,6 +1,6 @@
-"""What keeps the code readable: short files and functions, a test of its family for each module.
+"""Rules that keep the code readable: short files and functions, tests for each module.
 
-The tables name what is otherwise, each with its reason; a reason that is out of date fails, too.
+The tables list the exceptions, each with its reason; an outdated exception fails, too.
 """
 
 import ast
@@ -27,7 +27,7 @@ LONG_FUNCTIONS = {
     "run.controller.Controller.__init__": "every part of a run, made and joined in one place",
     "run.controller.Controller._make_table": "a line for each message",
 }
-"""Above 40 lines without their docstring, and why."""
+"""Functions above 40 lines without their docstring, and why."""
 
 FAMILIES = {
     "engines": ("engines", "contracts", "wire"),
@@ -35,7 +35,7 @@ FAMILIES = {
     "replica": ("replica", "script"),
     "system": ("system", "faults"),
 }
-"""Where tests of a folder lie, if not only in the folder of its name."""
+"""Test folders of a package folder, if not only the one of the same name."""
 
 DRIVEN = {
     "cli": "a command runs as one: tests/cli say its line to cli.app, which finds its file",
@@ -47,7 +47,7 @@ DRIVEN = {
     "doctor": "a rule is reached by its name: tests/doctor, through doctor.catalogue",
     "lightning": "a Trainer drives it: tests/frameworks, by paceline.lightning.PacelineStrategy",
 }
-"""Folders whose modules are reached through one door, and how."""
+"""Folders whose modules are used through one entry point, and how."""
 
 ELSEWHERE: dict[str, str] = {
     "data.positions": "where a sampler's batches end: tests/data draw them through EpochOrder",
@@ -61,7 +61,7 @@ ELSEWHERE: dict[str, str] = {
     "script.source": "what an epoch consists of: tests/script find it out by pace.prepare",
     "trace.reader": "tests/trace read through paceline.trace",
 }
-"""Modules that no test of their family imports, and what holds them."""
+"""Modules that no test of their family imports, and what tests them."""
 
 MAY_HOLD_ANYTHING = {
     "state", "load", "resume", "resting_state", "from_state", "remember", "go_on", "marks", "mark",
@@ -69,7 +69,7 @@ MAY_HOLD_ANYTHING = {
     "groups_of", "set_groups", "read_state", "make_twin", "optimizer_state", "load_state_dict",
     "state_for", "append", "sort_out", "work", "read_ceilings",
 }  # fmt: skip
-"""Functions that write or read a format, or take what is torch's or the user's."""
+"""Functions that read or write a format, or take objects of torch or the user."""
 
 
 PASSED_OVER = re.compile(
@@ -79,7 +79,7 @@ CATCHES_ALL = re.compile(r"^\s*except( \(?(Base)?Exception\)?( as \w+)?)?:(?P<wh
 
 
 def functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Each function of a file, with its name in the package."""
+    """Each function of a file, with its qualified name."""
 
     def below(node: ast.AST, name: str) -> Iterator[tuple[str, ast.FunctionDef]]:
         for inner in ast.iter_child_nodes(node):
@@ -94,7 +94,7 @@ def functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef]]:
 
 
 def code_lines(function: ast.FunctionDef) -> int:
-    """Its lines without the docstring."""
+    """The number of its lines without the docstring."""
     first, end = function.body[0], function.end_lineno
     assert end is not None
     doc_lines = 0
@@ -103,7 +103,7 @@ def code_lines(function: ast.FunctionDef) -> int:
     return end - function.lineno + 1 - doc_lines
 
 
-def test_a_long_file_says_why() -> None:
+def test_long_file_says_why() -> None:
     long = [path for path in FILES if path.read_text().count("\n") > MOST_LINES]
     silent = [
         module_of(path)
@@ -114,7 +114,7 @@ def test_a_long_file_says_why() -> None:
 
 
 def _unreasoned(pattern: re.Pattern[str]) -> list[str]:
-    """Lines of the package, of bench/ and of paper/ that match, with no words behind."""
+    """Lines of the package, bench/ and paper/ that match and have no reason after them."""
     places = [
         *FILES,
         *ROOT.parent.parent.glob("bench/*.py"),
@@ -124,15 +124,15 @@ def _unreasoned(pattern: re.Pattern[str]) -> list[str]:
         f"{path.name}:{number}"
         for path in places
         for number, row in enumerate(path.read_text().splitlines(), 1)
-        if (found := pattern.search(row)) and not re.search(r"\w", found["why"])
+        if (result := pattern.search(row)) and not re.search(r"\w", result["why"])
     ]
 
 
-def test_what_a_checker_passes_over_says_why() -> None:
+def test_ignored_checker_findings_have_a_reason() -> None:
     assert _unreasoned(PASSED_OVER) == []
 
 
-def test_what_catches_everything_says_why() -> None:
+def test_broad_excepts_have_a_reason() -> None:
     assert _unreasoned(CATCHES_ALL) == []
 
 
@@ -143,7 +143,7 @@ def test_functions_are_short() -> None:
     assert statistics.quantiles(lines.values(), n=10)[-1] <= MOST_LINES_OF_NINE_IN_TEN
 
 
-def test_files_are_few_and_whole() -> None:
+def test_number_of_files_is_limited() -> None:
     folders = [folder for folder in (ROOT, *ROOT.rglob("*")) if (folder / "__init__.py").is_file()]
     counts = {folder: len(list(folder.glob("*.py"))) for folder in folders}
     assert sum(counts.values()) <= MOST_FILES
@@ -153,7 +153,7 @@ def test_files_are_few_and_whole() -> None:
 
 @functools.cache
 def imported(path: Path) -> frozenset[str]:
-    """What of the package a test imports, or names as ``paceline.module:name``."""
+    """The modules a test imports from the package, or names as ``paceline.module:name``."""
     return frozenset(_imported(path))
 
 
@@ -188,22 +188,22 @@ def test_every_module_is_imported_by_a_test_of_its_family() -> None:
     assert untested == ELSEWHERE.keys()
 
 
-def test_what_may_hold_anything_is_a_format() -> None:
-    """Across a border of modules, values have types and names."""
+def test_only_formats_use_untyped_values() -> None:
+    """Between modules, values have types and names."""
     for path in FILES:
         for name, node in functions(path):
             own = name.rpartition(".")[2]
             if own.startswith("_") or own in MAY_HOLD_ANYTHING:
                 continue
             arguments = [*node.args.args, *node.args.kwonlyargs]
-            kinds = [one.annotation for one in arguments] + [node.returns]
-            words = " ".join(ast.unparse(one) for one in kinds if one is not None)
+            kinds = [argument.annotation for argument in arguments] + [node.returns]
+            words = " ".join(ast.unparse(kind) for kind in kinds if kind is not None)
             assert "dict[str, Any]" not in words, name
             assert "tuple[Any" not in words, name
 
 
-def test_a_name_is_given_once_at_the_top_of_a_file() -> None:
-    """A second meaning would replace the first one silently."""
+def test_module_level_names_are_assigned_once() -> None:
+    """A second assignment would silently replace the first."""
     for path in FILES:
         names = [
             target.id

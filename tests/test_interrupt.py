@@ -1,4 +1,4 @@
-"""Ctrl-C: the run ends at the next step with whole files, and leaves no process behind."""
+"""Ctrl-C: the run ends at the next step with complete files and leaves no process behind."""
 
 import contextlib
 import json
@@ -106,15 +106,15 @@ for epoch in pace.epochs(1000):
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty folder as the current one, and no setting in the environment."""
+    """An empty current folder, and no settings in the environment."""
     monkeypatch.chdir(tmp_path)
     for name in NAMES:
         monkeypatch.delenv(f"PACELINE_{name.upper()}", raising=False)
     return tmp_path
 
 
-def begin(*tokens: str, script: str = "", within: Sequence[str] = ()) -> "subprocess.Popen[str]":
-    """The command line in a process group of its own; ``within``: of this command."""
+def start(*tokens: str, script: str = "", within: Sequence[str] = ()) -> "subprocess.Popen[str]":
+    """Start the command line in its own process group; ``within``: run by this command."""
     tokens = (*tokens, "--workers", "2", "--run-dir", "run", *([script] if script else []))
     return subprocess.Popen(
         [*within, sys.executable, "-m", "paceline", *tokens],
@@ -134,7 +134,7 @@ def wait_for(run: "subprocess.Popen[str]", path: Path) -> None:
 
 
 def still_running(processes: Iterable[psutil.Process], after_s: float) -> list[psutil.Process]:
-    """Those that have not ended by then; an orphan whose end nobody asked for has ended, too."""
+    """Processes still running by then; an orphaned zombie counts as ended."""
     _, alive = psutil.wait_procs(list(processes), timeout=after_s)
     running = []
     for one in alive:
@@ -144,7 +144,7 @@ def still_running(processes: Iterable[psutil.Process], after_s: float) -> list[p
 
 
 def wait_for_epoch(run: "subprocess.Popen[str]") -> list[psutil.Process]:
-    """Wait until it trains; its processes."""
+    """Wait until the run trains; return its processes."""
     assert run.stdout is not None
     while not run.stdout.readline().startswith("epoch 1"):
         assert run.poll() is None
@@ -154,7 +154,7 @@ def wait_for_epoch(run: "subprocess.Popen[str]") -> list[psutil.Process]:
 def finish(
     run: "subprocess.Popen[str]", folder: Path, number: signal.Signals = signal.SIGINT
 ) -> str:
-    """Wait for the end of an interrupted run and check what every such run must leave."""
+    """Wait for the end of an interrupted run and check the files it must leave."""
     out, err = run.communicate(timeout=60)
     assert run.returncode == 128 + number, out + err
     assert "Traceback" not in err
@@ -177,10 +177,10 @@ def finish(
         ("async", signal.SIGUSR1),
     ],
 )
-def test_ctrl_c_ends_a_run_with_whole_files_and_no_process_left(
+def test_ctrl_c_leaves_complete_files_and_no_process(
     protocol: str, number: signal.Signals, here: Path
 ) -> None:
-    run = begin("train", "quadratic", "--epochs", "100000", "--protocol", protocol)
+    run = start("train", "quadratic", "--epochs", "100000", "--protocol", protocol)
     workers = wait_for_epoch(run)
     assert len(workers) >= 2
     run.send_signal(number)
@@ -190,12 +190,12 @@ def test_ctrl_c_ends_a_run_with_whole_files_and_no_process_left(
 
 
 @pytest.mark.skipif(shutil.which("timeout") is None, reason="there is no command timeout here")
-def test_timeout_which_sends_its_signal_twice_stops_a_run_softly(here: Path) -> None:
+def test_double_signal_of_timeout_stops_a_run_softly(here: Path) -> None:
     (here / "train.py").write_text(SLOW)
-    run = begin("launch", script="train.py", within=("timeout", "60"))
+    run = start("launch", script="train.py", within=("timeout", "60"))
     wait_for(run, here / "trains")
     time.sleep(0.3)
-    run.terminate()  # as when its time is over: to the child, and then to all its group
+    run.terminate()  # as on a timeout: to the child, and then to its whole group
     out, err = run.communicate(timeout=60)
     assert run.returncode == 143, out + err
     assert "Traceback" not in err
@@ -204,21 +204,21 @@ def test_timeout_which_sends_its_signal_twice_stops_a_run_softly(here: Path) -> 
 
 def test_ctrl_c_lets_an_evaluation_finish_and_the_script_save(here: Path) -> None:
     (here / "train.py").write_text(INTERRUPTS_ITSELF)
-    out = finish(begin("launch", script="train.py"), here / "run")
+    out = finish(start("launch", script="train.py"), here / "run")
     assert out.count("evaluated (64.0, 64.0)") == 1
 
 
-def test_ctrl_c_with_json_gives_the_summary_of_what_was_done(here: Path) -> None:
+def test_ctrl_c_with_json_prints_a_summary(here: Path) -> None:
     (here / "train.py").write_text(INTERRUPTS_ITSELF)
-    said = json.loads(finish(begin("launch", "--json", script="train.py"), here / "run"))
-    assert said["ended"] == "interrupted"
-    assert said["updates"] == 8
+    report = json.loads(finish(start("launch", "--json", script="train.py"), here / "run"))
+    assert report["ended"] == "interrupted"
+    assert report["updates"] == 8
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_before_the_first_step_leaves_nothing(number: signal.Signals, here: Path) -> None:
-    run = begin("train", "quadratic", "--json", "--epochs", "100000")
-    while not psutil.Process(run.pid).children():  # it has begun to start workers
+    run = start("train", "quadratic", "--json", "--epochs", "100000")
+    while not psutil.Process(run.pid).children():  # until it starts workers
         assert run.poll() is None
     started = psutil.Process(run.pid).children()
     run.send_signal(number)
@@ -232,10 +232,10 @@ def test_ctrl_c_before_the_first_step_leaves_nothing(number: signal.Signals, her
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no parent-death signal")
-def test_what_a_killed_worker_had_forked_goes_with_it(here: Path) -> None:
-    """A DataLoader's workers look only every five seconds whether they still have a parent."""
+def test_children_of_a_killed_worker_end_with_it(here: Path) -> None:
+    """Workers of a DataLoader check only every five seconds whether their parent lives."""
     (here / "train.py").write_text(FORKS)
-    run = begin("launch", "--protocol", "async", script="train.py")
+    run = start("launch", "--protocol", "async", script="train.py")
     wait_for(run, here / "forked")
     own, *forked = [psutil.Process(int(pid)) for pid in (here / "forked").read_text().split()]
     assert len(forked) == 2
@@ -246,9 +246,9 @@ def test_what_a_killed_worker_had_forked_goes_with_it(here: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no parent-death signal")
-def test_nothing_is_left_two_seconds_after_the_launcher_was_killed(here: Path) -> None:
+def test_no_process_is_left_after_the_launcher_is_killed(here: Path) -> None:
     (here / "train.py").write_text(FORKS)
-    run = begin("launch", "--protocol", "async", script="train.py")
+    run = start("launch", "--protocol", "async", script="train.py")
     wait_for(run, here / "forked")
     forked = [psutil.Process(int(pid)) for pid in (here / "forked").read_text().split()]
     everybody = {*psutil.Process(run.pid).children(recursive=True), *forked}

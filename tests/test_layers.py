@@ -1,7 +1,7 @@
-"""Imports point one way: from the tools down to the words, never back.
+"""Imports point one way: from the tools down to the basic values, never back.
 
-The table below is the architecture (docs/design.md, "Layout"): a module may import what stands
-above it in the table or beside it in its own group, and nothing that stands below.
+The table below is the architecture (docs/design.md, "Layout"): a module may import modules above
+it in the table or in its own group, and none below.
 """
 
 import ast
@@ -69,8 +69,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     "torch": ("torch",),
     "tensors": ("torch",),
 }
-"""What a module must not import that says, with one of these words, what it must not know. The
-contract of a family, its ``base.py``, is what all may know of it."""
+"""Forbidden imports of a module that says, with one of these words, what it must not know. The
+contract of a family, its ``base.py``, may be known by all."""
 
 FILES = sorted(path for path in ROOT.rglob("*.py") if "__pycache__" not in path.parts)
 
@@ -103,19 +103,19 @@ def imports_of(path: Path) -> list[tuple[str, int]]:
         for node in ast.walk(block)
     }
     package = ["paceline", *path.relative_to(ROOT).parts[:-1]]
-    found = []
+    results = []
     for node in ast.walk(tree):
         if node in only_types:
             continue
         if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno) for alias in node.names]
+            results += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             name = ".".join([*base, *([node.module] if node.module else [])])
-            found.append((name, node.lineno))
+            results.append((name, node.lineno))
             if name == "paceline":
-                found += [(f"paceline.{alias.name}", node.lineno) for alias in node.names]
-    return [(name, line) for name, line in found if name.startswith("paceline.")]
+                results += [(f"paceline.{alias.name}", node.lineno) for alias in node.names]
+    return [(name, line) for name, line in results if name.startswith("paceline.")]
 
 
 def test_imports_point_down() -> None:
@@ -125,13 +125,13 @@ def test_imports_point_down() -> None:
         for name, line in imports_of(path):
             there = name.split(".")[1]
             if not (ROOT / there).is_dir() and not (ROOT / f"{there}.py").is_file():
-                continue  # a name of the door itself: __version__
+                continue  # a name of the package itself: __version__
             if layer_of(there) > layer_of(here):
                 upwards.append(f"{path}:{line} imports upwards: {name}")
     assert upwards == []
 
 
-def test_the_pure_core_knows_no_tensors_processes_or_clocks() -> None:
+def test_pure_core_imports_no_tensors_processes_or_clocks() -> None:
     pure = [path for path in FILES if {module_of(path), module_of(path).split(".")[0]} & {*PURE}]
     assert pure
     impure = []
@@ -153,13 +153,13 @@ def test_the_pure_core_knows_no_tensors_processes_or_clocks() -> None:
 def unknown_to(path: Path) -> list[str]:
     """The words of the sentence in a module's docstring that says what it must not know."""
     doc = " ".join((ast.get_docstring(tree_of(path)) or "").split())
-    found = re.search(r"must not know ([^.;:]*)", doc)
-    return re.split(r",? (?:or|nor) |, ", found[1]) if found else []
+    result = re.search(r"must not know ([^.;:]*)", doc)
+    return re.split(r",? (?:or|nor) |, ", result[1]) if result else []
 
 
 @functools.cache
 def all_imports_of(path: Path) -> list[str]:
-    """Ours and others', by their whole names."""
+    """All imports, ours and others, by their full names."""
     others = [
         name
         for node in ast.walk(tree_of(path))
@@ -174,8 +174,8 @@ def all_imports_of(path: Path) -> list[str]:
     return [*others, *(name for name, _ in imports_of(path))]
 
 
-def test_a_module_imports_nothing_that_it_says_it_must_not_know() -> None:
-    """What a folder's ``__init__`` says holds for all of its files."""
+def test_module_respects_its_must_not_know_sentence() -> None:
+    """The sentence of a folder's ``__init__`` applies to all its files."""
     known = []
     for path in FILES:
         words = [word for word in unknown_to(path) if word in WORDS]
@@ -190,24 +190,24 @@ def test_a_module_imports_nothing_that_it_says_it_must_not_know() -> None:
     assert known == []
 
 
-def test_the_sentences_of_what_a_module_must_not_know_are_read() -> None:
-    found = [word for path in FILES for word in unknown_to(path) if word in WORDS]
-    assert len(found) > 100  # fails where this test no longer finds them
+def test_must_not_know_sentences_are_found() -> None:
+    results = [word for path in FILES for word in unknown_to(path) if word in WORDS]
+    assert len(results) > 100  # fails if this test no longer finds them
 
 
-def test_no_folder_imports_one_that_imports_it() -> None:
-    """Late imports counted, whatever the layers say."""
+def test_folders_have_no_import_cycles() -> None:
+    """Including late imports, whatever the layers."""
     graph: dict[str, set[str]] = {}
     for path in FILES:
         here = module_of(path).split(".")[0]
         parts = {name.split(".")[1] for name, _ in imports_of(path)} - {here}
-        graph.setdefault(here, set()).update(one for one in parts if (ROOT / one).is_dir())
+        graph.setdefault(here, set()).update(part for part in parts if (ROOT / part).is_dir())
     while leaves := {one for one, parts in graph.items() if not parts & graph.keys()}:
         graph = {one: parts for one, parts in graph.items() if one not in leaves}
     assert graph == {}
 
 
-def test_one_class_name_is_one_class() -> None:
+def test_class_names_are_unique() -> None:
     homes: dict[str, set[str]] = {}
     for path in FILES:
         for node in ast.walk(tree_of(path)):
@@ -217,8 +217,8 @@ def test_one_class_name_is_one_class() -> None:
     assert twice == {}
 
 
-def test_every_folder_begins_with_a_table() -> None:
-    """Its ``__init__`` says what lies in it, name by name."""
+def test_every_folder_docstring_lists_its_files() -> None:
+    """The ``__init__`` of a folder describes each of its files."""
     for path in FILES:
         if path.name != "__init__.py" or path.parent == ROOT:
             continue
@@ -227,18 +227,18 @@ def test_every_folder_begins_with_a_table() -> None:
         assert missing in ([], ["__init__"]), f"{path} does not name {missing}"
 
 
-def test_the_table_names_only_what_exists() -> None:
+def test_layer_table_matches_the_package() -> None:
     there = {module_of(path).split(".")[0] for path in FILES}
     assert {part for parts in LAYERS for part in parts} == there
 
 
 @pytest.mark.parametrize("folder", ["bench", "docs", "examples", "paper"])
-def test_what_is_taken_from_the_package_is_there(folder: str) -> None:
+def test_names_imported_from_the_package_exist(folder: str) -> None:
     """No other test runs all of these files."""
     for path in (ROOT.parent.parent / folder).rglob("*.py"):
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paceline."):
                 module = importlib.import_module(str(node.module))
-                for one in node.names:
-                    if not hasattr(module, one.name):
-                        importlib.import_module(f"{module.__name__}.{one.name}")
+                for name in node.names:
+                    if not hasattr(module, name.name):
+                        importlib.import_module(f"{module.__name__}.{name.name}")

@@ -1,4 +1,4 @@
-"""The accuracy is found among a script's own names."""
+"""The accuracy is found among the metric names of a script."""
 
 import pytest
 
@@ -18,11 +18,11 @@ from paceline.core.stats import accuracy_among, better_of
         ([], None),
     ],
 )
-def test_the_accuracy_is_found_where_there_is_one(names: list[str], found: str | None) -> None:
+def test_accuracy_is_found_among_metric_names(names: list[str], found: str | None) -> None:
     assert accuracy_among(names) == found
 
 
-def test_without_an_accuracy_a_smaller_loss_is_better() -> None:
+def test_smaller_loss_is_better_without_an_accuracy() -> None:
     assert better_of({"loss": (6.0, 2.0)}) == -3.0
     assert better_of({"val_acc": (1.0, 2.0), "loss": (6.0, 2.0)}) == 0.5
     assert better_of({"f1": (1.0, 2.0)}) is None

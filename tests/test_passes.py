@@ -1,4 +1,4 @@
-"""Which pass over the loader comes next, from the numbers alone."""
+"""The next pass over the loader, computed from the numbers alone."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from paceline.errors import ConfigError
 from paceline.passes import Passes, ScriptPlace
 
 
-def test_a_count_of_its_own_is_refused_from_the_second_pass_on_or_where_a_run_goes_on() -> None:
+def test_own_epoch_count_is_refused_after_one_pass_or_on_resume() -> None:
     passes = Passes()
     passes.take()
     assert passes.own_count(3, knows=False) is None
@@ -20,7 +20,7 @@ def test_a_count_of_its_own_is_refused_from_the_second_pass_on_or_where_a_run_go
     assert passes.own_count(None, knows=True) is None
 
 
-def test_passes_are_numbered_through() -> None:
+def test_passes_are_numbered_consecutively() -> None:
     passes = Passes()
     passes.looked(passes.take())
     for position in range(3):
@@ -31,7 +31,7 @@ def test_passes_are_numbered_through() -> None:
     assert passes.next == 7
 
 
-def test_who_goes_on_finds_what_lies_behind() -> None:
+def test_resumed_run_skips_completed_passes() -> None:
     passes = Passes(6, ScriptPlace(2, 5, 1, (0, 5)))
     first = passes.take()
     assert passes.is_behind(first)
@@ -47,27 +47,29 @@ def test_who_goes_on_finds_what_lies_behind() -> None:
     ("epoch", "passes_each", "wanted"),
     [(6, 2, (2, 5)), (7, 2, (3, 7)), (6, 0, (3, 6)), (6, 1, (3, 6))],
 )
-def test_where_the_others_will_be_next(epoch: int, passes_each: int, wanted: object) -> None:
+def test_next_place_of_other_workers_is_computed(
+    epoch: int, passes_each: int, wanted: object
+) -> None:
     assert ScriptPlace(2, 5, 1, (0, 5)).after(epoch, passes_each)[:2] == wanted
     known = ScriptPlace(2, 5, 1, (0, 5), first=0, value=2).after(epoch, passes_each)
     assert known.position - known.ahead == 2
 
 
 def _gone_through(passes: Passes, values: Sequence[int]) -> list[int]:
-    """A loop over these values of ``pace.epochs``: what is yielded."""
+    """The values yielded by a loop over ``pace.epochs``."""
     first = passes.enter(values)
-    found = []
+    results = []
     for index in range(len(values) if first is None else first, len(values)):
         passes.arrive(passes.begin + index, values[index])
         passes.take()
-        found.append(values[index])
+        results.append(values[index])
     if first is not None:
         passes.arrive(passes.begin + len(values))
-    return found
+    return results
 
 
 AT_6 = ScriptPlace(6, 6, value=6, first=0)
-"""In the seventh of ``range(10)``."""
+"""A place in the seventh value of ``range(10)``."""
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ AT_6 = ScriptPlace(6, 6, value=6, first=0)
         (ScriptPlace(6, 6), range(10), [6, 7, 8, 9]),
     ],
 )
-def test_a_script_that_begins_later_by_itself_goes_on_with_the_value_of_the_run(
+def test_script_that_starts_later_continues_at_the_value_of_the_run(
     place: ScriptPlace, values: Sequence[int], wanted: list[int]
 ) -> None:
     passes = Passes(place.began, place)
@@ -96,7 +98,7 @@ def test_a_script_that_begins_later_by_itself_goes_on_with_the_value_of_the_run(
         assert passes.next == place.began + len(wanted)
 
 
-def test_a_third_life_knows_the_value_of_the_second() -> None:
+def test_second_resume_keeps_the_value_of_the_first() -> None:
     second = Passes(6, AT_6)
     assert second.enter(range(6, 10)) == 0
     second.arrive(6, 6)
@@ -110,13 +112,13 @@ def test_a_third_life_knows_the_value_of_the_second() -> None:
 @pytest.mark.parametrize(
     ("values", "given"), [(range(7, 10), "given 7 to 9"), ([], "given no values")]
 )
-def test_who_begins_behind_the_runs_value_is_refused(values: Sequence[int], given: str) -> None:
+def test_script_that_starts_beyond_the_run_is_refused(values: Sequence[int], given: str) -> None:
     with pytest.raises(ConfigError, match=rf"resumes at 6 of pace\.epochs.*{given}: the script"):
         Passes(6, AT_6).enter(values)
 
 
-def test_a_loop_goes_on_by_its_own_number() -> None:
-    """The first one has that value, too."""
+def test_each_loop_resumes_by_its_own_number() -> None:
+    """The first loop has the same value."""
     passes = Passes(3, ScriptPlace(3, 3, loop=1, first=0, value=1))
     assert [_gone_through(passes, range(2)), passes.has_missed] == [[], True]
     assert [_gone_through(passes, range(2)), passes.has_missed] == [[1], False]

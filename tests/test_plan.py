@@ -1,4 +1,4 @@
-"""The plan of a run says what will happen, in numbers."""
+"""The plan of a run states in numbers what will happen."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ PLAN = Plan(
 )  # fmt: skip
 
 
-def test_the_plan_of_the_main_job_is_this() -> None:
+def test_plan_renders_one_row_per_fact() -> None:
     assert PLAN.render() == [
         "task             lenet",
         "data             Fashion-MNIST (60,000 + 10,000)",
@@ -34,14 +34,14 @@ def test_the_plan_of_the_main_job_is_this() -> None:
     ]
 
 
-def test_mini_batches_that_do_not_share_evenly_are_told() -> None:
+def test_uneven_mini_batches_are_reported() -> None:
     uneven = dataclasses.replace(
         PLAN, samples_per_update=100, pushes_per_update=3, mini_batch_size=34
     )
     assert dict(uneven.rows())["batch"] == "100 samples an update in K = 3 pushes of at most 34"
 
 
-def test_what_nobody_knows_is_left_out() -> None:
+def test_unknown_values_are_left_out() -> None:
     vague = dataclasses.replace(
         PLAN, updates_total=None, updates_per_epoch=None, epochs=None, lr=math.nan
     )
@@ -57,7 +57,7 @@ PRICE = CompressionPrice(
 )  # fmt: skip
 
 
-def test_the_price_of_compressing_is_a_verdict() -> None:
+def test_compression_price_gives_a_verdict() -> None:
     loses = dataclasses.replace(PLAN, compression=PRICE)
     assert dict(loses.rows())["compress"] == (
         "int8: 4.0 MiB -> 1.0 MiB that a worker sends an update; compressing loses here: 3.1 ms "
@@ -71,7 +71,7 @@ def test_the_price_of_compressing_is_a_verdict() -> None:
     assert "compress" not in dict(PLAN.rows())
 
 
-def test_a_plan_without_workers_is_a_bug_of_ours() -> None:
+def test_plan_without_workers_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="workers >= 1, got 0"):
         dataclasses.replace(PLAN, workers=0)
 
@@ -86,11 +86,11 @@ def test_a_plan_without_workers_is_a_bug_of_ours() -> None:
         (2**50, "1024.0 TiB"),
     ],
 )
-def test_bytes_are_told_in_binary_units(num_bytes: float, text: str) -> None:
+def test_bytes_are_formatted_in_binary_units(num_bytes: float, text: str) -> None:
     assert format_bytes(num_bytes) == text
 
 
-def test_the_layers_are_a_table_with_their_sum() -> None:
+def test_layers_are_a_table_with_totals() -> None:
     layers = (
         LayerParameters("norm", "Normalize", "", 0, 0, 0),
         LayerParameters("net.0", "Linear", "406 x 784, 406", 318_710, 318_710, 1_274_840),

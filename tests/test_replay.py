@@ -1,4 +1,4 @@
-"""A run made again from its folder is the run, bit for bit; what is not as it was is named."""
+"""The replay of a run from its folder is bitwise equal; differences are named."""
 
 import json
 import re
@@ -39,14 +39,14 @@ def run(folder: Path, task: str = "tiny:WITH_BATCH_NORM", **settings: Any) -> Ru
 
 @pytest.mark.parametrize("task", ["WITH_BATCH_NORM", "LAYERS"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_live_run_comes_out_equal_in_every_bit(tmp_path: Path, protocol: str, task: str) -> None:
-    """One push at a time where a model keeps statistics, else in rows."""
+def test_replay_of_a_live_run_is_bitwise_equal(tmp_path: Path, protocol: str, task: str) -> None:
+    """Push by push if the model keeps statistics, otherwise in rows."""
     live = run(tmp_path, f"tiny:{task}", protocol=protocol, delay=("exp:2ms",), slow=("0=2x",))
-    found = replay(live.folder)
-    assert found.difference == ""
-    assert found.is_model_equal is True
-    assert found.version == live.summary.updates
-    assert found.pushes == sum(1 for one in live.records if type(one).__name__ == "Handed")
+    result = replay(live.folder)
+    assert result.difference == ""
+    assert result.is_model_equal is True
+    assert result.version == live.summary.updates
+    assert result.pushes == sum(1 for record in live.records if type(record).__name__ == "Handed")
 
 
 @pytest.mark.parametrize(
@@ -65,19 +65,19 @@ def test_a_live_run_comes_out_equal_in_every_bit(tmp_path: Path, protocol: str, 
     ],
 )
 @pytest.mark.parametrize("task", ["WITH_BATCH_NORM", "LAYERS"])
-def test_whatever_way_the_bytes_went(tmp_path: Path, task: str, settings: dict[str, Any]) -> None:
-    """Tails of an epoch that are no whole update are rounded otherwise between peers."""
+def test_replay_is_equal_on_every_path(tmp_path: Path, task: str, settings: dict[str, Any]) -> None:
+    """Incomplete updates at the end of an epoch are rounded differently between peers."""
     live = run(tmp_path, f"tiny:{task}", **{"protocol": "full-sync", **settings})
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
 
 
-def test_a_task_that_compiles_its_model_comes_out_equal(tmp_path: Path) -> None:
-    """Its file has the names of the module in it, and no state that is no tensor."""
+def test_replay_of_a_compiled_model_is_equal(tmp_path: Path) -> None:
+    """Its file has the names of the original module, and only tensors."""
     live = run(tmp_path, "tiny:COMPILED", engine="inline", updates=4)
     assert set(live.state) == {"0.weight", "0.bias", "2.weight", "2.bias"}
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
 
 
 @pytest.mark.parametrize(
@@ -89,26 +89,26 @@ def test_a_task_that_compiles_its_model_comes_out_equal(tmp_path: Path) -> None:
         ("k-async:2", "distance:0.00123456789"),
     ],
 )
-def test_under_a_staleness_rule(tmp_path: Path, protocol: str, rule: str) -> None:
+def test_replay_under_a_staleness_rule_is_equal(tmp_path: Path, protocol: str, rule: str) -> None:
     live = run(tmp_path, protocol=protocol, staleness=rule, slow=("0=3x",), engine="inline")
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
     _edit(live, '"kind": ?"run"', lambda one: one.update(protocol=protocol), 0)
     assert not replay(live.folder).is_equal
 
 
 @pytest.mark.parametrize("task", ["WITH_BATCH_NORM", "LAYERS"])
-def test_a_live_run_under_the_rule_of_distance(tmp_path: Path, task: str) -> None:
+def test_replay_under_the_distance_rule_is_equal(tmp_path: Path, task: str) -> None:
     live = run(tmp_path, f"tiny:{task}", staleness="distance:0.002", delay=("exp:5ms",))
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
-    assert [one for one in live.records if isinstance(one, Scaled) and one.scale < 1.0]
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
+    assert [record for record in live.records if isinstance(record, Scaled) and record.scale < 1.0]
     _edit(live, '"scaled"', lambda one: one.update(scale=one["scale"] / 2), 2)
     assert re.match(r"by push \d+: distance left \S+ of the push of member \d at version \d+, "
                     r"now \S+$", replay(live.folder).difference)  # fmt: skip
 
 
-# -- runs that were resumed ------------------------------------------------------------------------
+# -- resumed runs ----------------------------------------------------------------------------------
 
 
 def resumed(
@@ -118,7 +118,7 @@ def resumed(
     task: str = "WITH_BATCH_NORM",
     **settings: Any,
 ) -> Run:
-    """A run that was stopped after so many updates each time, and gone on with."""
+    """A run that was stopped after each of these numbers of updates and resumed."""
     program = TaskProgram(task=f"tiny:{task}")
     chosen = {"workers": 3, "threads": 1, "device": "cpu", "engine": "inline", **settings}
     chosen["run_dir"] = str(folder / "run")
@@ -134,29 +134,29 @@ def resumed(
 @pytest.mark.parametrize("cuts", [[3], [5], [3, 4], [2, 8]], ids=str)
 @pytest.mark.parametrize("protocol", ["async", "full-sync", "k-batch-sync:2", "adaptive"])
 @pytest.mark.parametrize("task", ["WITH_BATCH_NORM", "LAYERS"])
-def test_a_resumed_run_comes_out_equal(
+def test_replay_of_a_resumed_run_is_equal(
     tmp_path: Path, protocol: str, cuts: list[int], task: str
 ) -> None:
-    """Stopped inside an epoch, or at its end; once or twice."""
+    """Stopped within an epoch or at its end; once or twice."""
     live = resumed(tmp_path, cuts, {}, task, protocol=protocol)
-    assert len([one for one in live.records if isinstance(one, Resumed)]) == len(cuts)
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
-    assert found.version == live.summary.updates
+    assert len([record for record in live.records if isinstance(record, Resumed)]) == len(cuts)
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
+    assert result.version == live.summary.updates
 
 
-def test_a_resumed_run_between_peers_comes_out_equal(tmp_path: Path) -> None:
+def test_replay_of_a_resumed_run_between_peers_is_equal(tmp_path: Path) -> None:
     live = resumed(tmp_path, [3], {}, engine="local", workers=2, path="peers")
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
 
 
-def test_a_run_that_goes_on_from_a_checkpoint_in_flight(tmp_path: Path) -> None:
-    """What came after the checkpoint was lost, and what was in flight then is free again."""
+def test_replay_of_a_run_resumed_in_flight_is_equal(tmp_path: Path) -> None:
+    """Work after the checkpoint is lost, and work then in flight is free again."""
     every = {"protocol": "async", "checkpoint_every": "2 updates", "keep": 100}
     live = resumed(tmp_path, [], {}, **every, engine="local", workers=2, delay=("250ms",))
     checkpoints = live.folder / "checkpoints"
-    numbers = sorted(int(one.name) for one in checkpoints.iterdir() if one.name.isdigit())
+    numbers = sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdigit())
     versions = {
         one: CheckpointFolder(checkpoints).check(one).json("run.json")["version"] for one in numbers
     }
@@ -165,14 +165,14 @@ def test_a_run_that_goes_on_from_a_checkpoint_in_flight(tmp_path: Path) -> None:
         if number > inside:
             (checkpoints / str(number) / "manifest.json").unlink()
     (checkpoints / "latest").unlink()
-    live = _went_on(live)
-    (again,) = [one for one in live.records if isinstance(one, Resumed)]
+    live = _resume(live)
+    (again,) = [record for record in live.records if isinstance(record, Resumed)]
     assert again.lost > 0
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
 
 
-def _went_on(live: Run) -> Run:
+def _resume(live: Run) -> Run:
     flags = resolve({"resume": str(live.folder), "device": "cpu"}, env={}, is_call=True)
     summary = launch_run(TaskProgram(task="tiny:WITH_BATCH_NORM"), adopt(flags), QuietObserver())
     assert summary is not None
@@ -191,51 +191,53 @@ def _went_on(live: Run) -> Run:
         ),
     ],
 )
-def test_a_resume_that_cannot_be_made_again_is_refused_by_name(
+def test_unreplayable_resume_is_refused_by_name(
     tmp_path: Path, settings: dict[str, Any], last: dict[str, Any], words: str
 ) -> None:
     live = resumed(tmp_path, [3], last, **settings)
     with pytest.raises(ConfigError, match=rf"beyond version 3, where it was resumed: {words}.*"
                        r"; --until 3 replays it up to there$"):  # fmt: skip
         replay(live.folder)
-    found = replay(live.folder, until=3)
-    assert (found.version, found.difference) == (3, "")
+    result = replay(live.folder, until=3)
+    assert (result.version, result.difference) == (3, "")
 
 
-# -- what is not as it was -------------------------------------------------------------------------
+# -- differences -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", ["full-sync", "k-async:2"])
 @pytest.mark.parametrize("name", ["WITH_BATCH_NORM", "LAYERS"])
-def test_workers_that_died_on_the_way(tmp_path: Path, name: str, protocol: str) -> None:
-    """Peers go on through the store, and who is left does the work of who is not."""
+def test_replay_of_a_run_with_killed_workers_is_equal(
+    tmp_path: Path, name: str, protocol: str
+) -> None:
+    """Peers continue through the store, and the remaining workers do all the work."""
     task = with_fault(getattr(tiny, name), Fault(call=4))
     live = train(task, tmp_path, workers=3, protocol=protocol)
     assert live.left == ["killed by signal 9"]
     header = '"kind": ?"run"'
     _edit(live, header, lambda one: one.update(program=f"task tiny:{name}"), 0)
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
 
 
-def test_a_run_that_was_stopped_is_made_again_up_to_there(tmp_path: Path) -> None:
+def test_stopped_run_is_replayed_to_its_end(tmp_path: Path) -> None:
     live = run(tmp_path, updates=7)
-    found = replay(live.folder)
-    assert (found.version, found.is_model_equal, found.difference) == (7, True, "")
+    result = replay(live.folder)
+    assert (result.version, result.is_model_equal, result.difference) == (7, True, "")
 
 
-def test_a_trace_that_was_cut_off_is_equal_as_far_as_it_goes(tmp_path: Path) -> None:
-    """After each of its last lines, so also between a push and what follows from it."""
+def test_truncated_trace_is_equal_as_far_as_it_goes(tmp_path: Path) -> None:
+    """Cut after each of its last lines, so also between a push and its consequences."""
     live = run(tmp_path, workers=2, updates=3)
     lines = (live.folder / FILE_NAME).read_text().splitlines(keepends=True)
     pushed = max(i for i, line in enumerate(lines) if re.search('"kind": ?"pushed"', line))
     for number in range(pushed - 1, len(lines)):
         (live.folder / FILE_NAME).write_text("".join(lines[:number]))
-        found = replay(live.folder)
-        assert (found.difference, found.is_model_equal, found.is_equal) == ("", None, True)
+        result = replay(live.folder)
+        assert (result.difference, result.is_model_equal, result.is_equal) == ("", None, True)
 
 
-def test_one_can_stand_at_any_version(tmp_path: Path) -> None:
+def test_replay_can_stop_at_any_version(tmp_path: Path) -> None:
     live = run(tmp_path, protocol="k-async:2")
     seen = [replay(live.folder, until=version, save=tmp_path / f"{version}.safetensors")
             for version in (0, 3, live.summary.updates)]  # fmt: skip
@@ -260,28 +262,28 @@ def _edit(live: Run, pattern: str, change: Any, number: int) -> None:
 
 
 def _late_and_others(live: Run) -> tuple[list[int], list[int]]:
-    """The places among all pushes of those that came late, and of those that counted."""
+    """The indices of late pushes, and of pushes that counted."""
     late = {one.ticket[:2] for one in live.every_order() if isinstance(one, Late)}
-    pushed = [one.fact.ticket[:2] for one in live.records if isinstance(one, Handed)]
+    pushed = [record.fact.ticket[:2] for record in live.records if isinstance(record, Handed)]
     places = range(len(pushed))
     return ([i for i in places if pushed[i] in late], [i for i in places if pushed[i] not in late])
 
 
-def test_the_first_loss_that_differs_is_named(tmp_path: Path) -> None:
+def test_first_differing_loss_is_named(tmp_path: Path) -> None:
     live = run(tmp_path, engine="inline")
     _, counted = _late_and_others(live)
     for number in (counted[8], counted[5]):
         _edit(live, '"pushed"', lambda one: one.update(loss=one["loss"] + 1e-9), number)
-    found = replay(live.folder)
+    result = replay(live.folder)
     assert re.match(
         rf"push {counted[5] + 1} \(member \d, of version \d+, when the newest was \d+\): "
         r"loss \S+ recorded, \S+ now",
-        found.difference,
+        result.difference,
     )
-    assert not found.is_equal
+    assert not result.is_equal
 
 
-def test_the_loss_of_every_push_that_counts_is_compared(tmp_path: Path) -> None:
+def test_loss_of_every_applied_push_is_compared(tmp_path: Path) -> None:
     live = run(tmp_path, engine="inline", protocol="k-async:2")
     path = live.folder / FILE_NAME
     whole = path.read_text()
@@ -292,18 +294,18 @@ def test_the_loss_of_every_push_that_counts_is_compared(tmp_path: Path) -> None:
         path.write_text(whole)
 
 
-def test_a_push_that_came_late_is_not_made_again(tmp_path: Path) -> None:
-    """Another won its mini-batch, as in an epoch's tail: its loss is in no update."""
+def test_late_push_is_not_replayed(tmp_path: Path) -> None:
+    """Another worker won its mini-batch, as at the end of an epoch: its loss is in no update."""
     live = run(tmp_path, engine="inline", protocol="k-sync:2")
     _beaten_push_arrives(live)
     late, _ = _late_and_others(live)
     assert late
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
 
 
 def _beaten_push_arrives(live: Run) -> None:
-    """The first work that was called off comes in nevertheless, after that update."""
+    """Let the first cancelled push arrive after that update."""
     path = live.folder / FILE_NAME
     lines = path.read_text().splitlines(keepends=True)
     rows = [json.loads(line) for line in lines]
@@ -317,19 +319,19 @@ def _beaten_push_arrives(live: Run) -> None:
     path.write_text(reseal("".join(lines)))
 
 
-def test_the_first_decision_that_differs_is_named(tmp_path: Path) -> None:
+def test_first_differing_decision_is_named(tmp_path: Path) -> None:
     live = run(tmp_path)
 
     def other_lease(fields: dict[str, Any]) -> None:
         fields["leases"][0][2:] = [1, 13]
 
     _edit(live, '"grant"', other_lease, 6)
-    said = replay(live.folder).difference
-    assert "work for member" in said
-    assert "(samples 1-13); the replay decided work for member" in said
+    difference = replay(live.folder).difference
+    assert "work for member" in difference
+    assert "(samples 1-13); the replay decided work for member" in difference
 
 
-def test_a_decision_without_tickets_is_named_too(tmp_path: Path) -> None:
+def test_differing_decision_without_tickets_is_named(tmp_path: Path) -> None:
     live = run(tmp_path)
     _edit(live, '"apply"', lambda fields: fields.update(tickets=[], weights=[]), 2)
     assert "the run decided apply of []; the replay decided apply of [(" in (
@@ -344,7 +346,7 @@ def test_a_decision_without_tickets_is_named_too(tmp_path: Path) -> None:
         ({"learning_rates": ["fast"]}, "its learning rate is 'fast'"),
     ],
 )
-def test_a_header_that_no_run_writes_is_refused(
+def test_inconsistent_header_is_refused(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     live = run(tmp_path, engine="inline", updates=2)
@@ -353,16 +355,16 @@ def test_a_header_that_no_run_writes_is_refused(
         replay(live.folder)
 
 
-def test_a_model_that_was_changed_afterwards_is_seen(tmp_path: Path) -> None:
+def test_model_changed_afterwards_is_detected(tmp_path: Path) -> None:
     live = run(tmp_path)
     state = live.state
     state["out.weight"][0, 0] += 1e-12
     save_file(state, live.folder / "model.safetensors")
-    found = replay(live.folder)
-    assert (found.difference, found.is_model_equal, found.is_equal) == ("", False, False)
+    result = replay(live.folder)
+    assert (result.difference, result.is_model_equal, result.is_equal) == ("", False, False)
 
 
-def test_the_same_numbers_that_are_none_are_equal(tmp_path: Path) -> None:
+def test_equal_nan_values_compare_equal(tmp_path: Path) -> None:
     live = run(tmp_path, "tiny:UNKNOWN", updates=3)
     assert live.state["spread"].isnan().all()
     assert replay(live.folder).is_model_equal is True
@@ -376,7 +378,7 @@ def test_the_same_numbers_that_are_none_are_equal(tmp_path: Path) -> None:
         ({"precision": "bf16", "channels_last": True}, "bf16 and channels last"),
     ],
 )
-def test_what_was_rounded_otherwise_is_refused_by_name(
+def test_settings_that_round_differently_are_refused_by_name(
     tmp_path: Path, settings: dict[str, Any], words: str
 ) -> None:
     live = run(tmp_path, engine="inline", updates=2, **settings)
@@ -385,9 +387,11 @@ def test_what_was_rounded_otherwise_is_refused_by_name(
 
 
 @pytest.mark.parametrize("settings", [{"precision": "fp32"}, {"loader_workers": 1}], ids=str)
-def test_what_keeps_every_bit_is_made_again(tmp_path: Path, settings: dict[str, Any]) -> None:
-    found = replay(run(tmp_path, engine="inline", updates=4, **settings).folder)
-    assert (found.difference, found.is_model_equal) == ("", True)
+def test_settings_that_keep_every_bit_are_replayed(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    result = replay(run(tmp_path, engine="inline", updates=4, **settings).folder)
+    assert (result.difference, result.is_model_equal) == ("", True)
 
 
 @pytest.mark.parametrize(
@@ -397,17 +401,17 @@ def test_what_keeps_every_bit_is_made_again(tmp_path: Path, settings: dict[str, 
         ("ring", "summed along ring, and a replay sums them as shared memory does"),
     ],
 )
-def test_an_average_by_a_collective_is_refused_on_a_cpu_too(
+def test_average_by_a_collective_is_refused_on_a_cpu(
     tmp_path: Path, collective: str, words: str
 ) -> None:
-    """It adds in an order of its own: with three workers another than the members'."""
+    """It sums in its own order: with three workers not that of the members."""
     live = run(tmp_path, protocol="full-sync", collective=collective)
     assert live.path == "collective"
     with pytest.raises(ConfigError, match=words):
         replay(live.folder)
 
 
-def test_what_cannot_be_made_again_says_why(tmp_path: Path) -> None:
+def test_unreplayable_run_gives_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trace .* cannot be read"):
         replay(tmp_path)
     live = run(tmp_path / "run")

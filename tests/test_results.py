@@ -1,4 +1,4 @@
-"""The pages of measured figures: each is of one program and names its commit."""
+"""The pages of measured figures each name one program and its commit."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ COMMIT = re.compile(r"\bcommit ([0-9a-f]{7,40})\b(?!\+)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_names_its_program_and_its_commit(page: Path) -> None:
+def test_page_names_its_program_and_commit(page: Path) -> None:
     text = page.read_text()
     command = COMMAND.search(text)
     assert command is not None, "which command made it?"

@@ -1,4 +1,4 @@
-"""A run's folder: made or found, held by one run, and taken away without a trace."""
+"""The folder of a run: created or found, held by one run, and removed without a trace."""
 
 import errno
 from pathlib import Path
@@ -16,13 +16,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def made(**settings: str) -> RunFolder:
+def claimed(**settings: str) -> RunFolder:
     return make_folder(RunSettings(**settings), "lenet")  # type: ignore[arg-type]
 
 
-def test_latest_points_to_the_newest_run_and_back_where_that_was_refused() -> None:
-    first = made(name="first")
-    second = made(name="second")
+def test_latest_points_back_when_the_newest_run_is_refused() -> None:
+    first = claimed(name="first")
+    second = claimed(name="second")
     assert (RUNS / "latest").resolve() == second.path.resolve()
     second.discard([])
     second.close()
@@ -31,69 +31,69 @@ def test_latest_points_to_the_newest_run_and_back_where_that_was_refused() -> No
     first.close()
 
 
-def test_latest_stays_with_a_run_that_began_after_the_one_that_was_refused() -> None:
-    first = made(name="first")
-    second, third = made(name="second"), made(name="third")
+def test_latest_stays_with_a_run_started_after_a_refused_one() -> None:
+    first = claimed(name="first")
+    second, third = claimed(name="second"), claimed(name="third")
     second.discard([])
     second.close()
     assert (RUNS / "latest").resolve() == third.path.resolve()
     third.discard([])
     third.close()
-    assert not (RUNS / "latest").is_symlink()  # it does not lead to what is gone
+    assert not (RUNS / "latest").is_symlink()  # no dangling link
     first.close()
 
 
-def test_where_no_links_can_be_made_a_run_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_works_without_symlinks(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path, target: str) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted", target, None, str(self))
 
     monkeypatch.setattr(Path, "symlink_to", refuse)
-    said = list[str]()
-    folder = claim(RunSettings(name="one"), "lenet", said.append)
-    assert said == ["runs/latest does not point to runs/one: Operation not permitted"]
+    messages = list[str]()
+    folder = claim(RunSettings(name="one"), "lenet", messages.append)
+    assert messages == ["runs/latest does not point to runs/one: Operation not permitted"]
     folder.discard([])
     folder.close()
     assert not RUNS.exists()
 
 
-def test_what_somebody_else_put_there_stays() -> None:
-    folder = made(run_dir="out")
+def test_files_of_others_stay_in_the_folder() -> None:
+    folder = claimed(run_dir="out")
     (folder.path / "theirs").touch()
     (folder.path / "trace.jsonl").touch()
     folder.discard(["trace.jsonl", "theirs-too"])
     folder.close()
-    assert [one.name for one in Path("out").iterdir()] == ["theirs"]
+    assert [path.name for path in Path("out").iterdir()] == ["theirs"]
 
 
-def test_a_folder_with_a_run_and_a_name_that_is_taken_are_refused() -> None:
+def test_folder_holding_a_run_and_taken_name_are_refused() -> None:
     Path("out").mkdir()
     (Path("out") / "trace.jsonl").touch()
     with pytest.raises(ConfigError, match="already holds a run"):
-        made(run_dir="out")
-    made(name="one").close()
+        claimed(run_dir="out")
+    claimed(name="one").close()
     with pytest.raises(ConfigError, match="exists already; choose another --name"):
-        made(name="one")
+        claimed(name="one")
     with pytest.raises(ConfigError, match="is not empty"):
         fresh_folder("compare", Path("out"))
 
 
-def test_who_was_refused_leaves_the_lock_to_who_came_since_then() -> None:
-    first = made(run_dir="out")
+def test_refused_run_leaves_the_lock_to_a_later_one() -> None:
+    first = claimed(run_dir="out")
     assert first.hold() is None
     (Path("out") / "theirs").touch()
     first.discard([])
-    second = made(run_dir="out")
+    second = claimed(run_dir="out")
     assert second.hold() is None
     first.close()
-    third = made(run_dir="out")
+    third = claimed(run_dir="out")
     with pytest.raises(ConfigError, match="another run is at work"):
         third.hold()
     third.close()
     second.close()
 
 
-def test_what_was_half_written_goes_when_the_folder_is_taken_and_when_it_is_left() -> None:
-    folder = made(run_dir="out")
+def test_partial_files_are_removed_on_claim_and_on_close() -> None:
+    folder = claimed(run_dir="out")
     half = Path("out") / ".best.safetensors.0123abcd.part"
     half.touch()
     assert folder.hold() is None
@@ -103,10 +103,10 @@ def test_what_was_half_written_goes_when_the_folder_is_taken_and_when_it_is_left
     assert not half.exists()
 
 
-def test_one_run_at_a_time() -> None:
-    first = made(run_dir="out")
+def test_folder_is_held_by_one_run_at_a_time() -> None:
+    first = claimed(run_dir="out")
     assert first.hold() is None
-    second = made(run_dir="out", resume="auto")
+    second = claimed(run_dir="out", resume="auto")
     with pytest.raises(ConfigError, match="another run is at work"):
         second.hold()
     first.close()

@@ -1,4 +1,4 @@
-"""How a worker computes, and what a trial found, as values that survive a file."""
+"""The speed settings of a worker and the outcome of a trial survive a file."""
 
 import json
 
@@ -20,17 +20,17 @@ OUTCOME = Outcome(
 )
 
 
-def test_an_outcome_survives_json() -> None:
+def test_outcome_survives_json() -> None:
     assert Outcome.read(json.loads(json.dumps(OUTCOME.write()))) == OUTCOME
 
 
 @pytest.mark.parametrize("wrong", [{"before_s": 0.0}, {"num_samples": 0}, {"took_s": "9"}])
-def test_an_outcome_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
+def test_invalid_outcome_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises((TypeError, ValueError)):
         Outcome.read({**json.loads(json.dumps(OUTCOME.write())), **wrong})
 
 
-def test_the_lines_say_what_helped_and_what_it_comes_to() -> None:
+def test_lines_say_what_helped_and_the_total_speedup() -> None:
     assert OUTCOME.lines() == [
         "fast: compile default 1.50x (14 s once, repaid after 500 steps); together 1.50x, "
         "42.0 -> 28.0 ms a step, on 128 of 256 samples",
@@ -38,7 +38,7 @@ def test_the_lines_say_what_helped_and_what_it_comes_to() -> None:
     ]
 
 
-def test_one_field_is_changed_and_the_rest_stays() -> None:
+def test_having_changes_one_field_and_keeps_the_rest() -> None:
     speed = OUTCOME.speed.having("ahead", True)
     assert speed == Speed(threads=2, compile="default", ahead=True)
     assert speed.is_chosen("ahead")

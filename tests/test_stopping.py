@@ -1,4 +1,4 @@
-"""Rules by which a metric ends a run."""
+"""Rules that end a run by a metric."""
 
 import math
 
@@ -16,53 +16,53 @@ def _rule(name: str = "acc", **asked: object) -> StopRule:
 
 
 def _rules(*rules: StopRule) -> StopRules:
-    found = StopRules()
-    for one in rules:
-        assert found.add(one)
-    return found
+    result = StopRules()
+    for rule in rules:
+        assert result.add(rule)
+    return result
 
 
 def _reasons(rules: StopRules, values: list[float], name: str = "acc") -> list[str]:
     return [rules.hear({name: value}) for value in values]
 
 
-def test_a_bound_ends_the_run_where_it_is_reached() -> None:
+def test_reached_bound_ends_the_run() -> None:
     assert _reasons(_rules(_rule(above=0.9)), [0.5, 0.9]) == ["", "acc 0.9 reached 0.9"]
-    found = _reasons(_rules(_rule("loss", below=0.1)), [0.5, 0.05], "loss")
-    assert found == ["", "loss 0.05 came down to 0.1"]
+    result = _reasons(_rules(_rule("loss", below=0.1)), [0.5, 0.05], "loss")
+    assert result == ["", "loss 0.05 came down to 0.1"]
 
 
-def test_patience_counts_evaluations_in_a_row_without_an_improvement() -> None:
+def test_patience_counts_consecutive_evaluations_without_improvement() -> None:
     rules = _rules(_rule(patience=2))
     assert _reasons(rules, [0.5, 0.4, 0.6, 0.6, 0.5]) == [
         "", "", "", "", "acc was no better than 0.6 2 times in a row",
     ]  # fmt: skip
 
 
-def test_an_improvement_that_is_too_small_is_none() -> None:
+def test_improvement_below_min_delta_does_not_count() -> None:
     rules = _rules(_rule("loss", patience=1, min_delta=0.1))
     assert _reasons(rules, [1.0, 0.95], "loss") == ["", "loss was no better than 1 once"]
 
 
-def test_what_is_not_a_number_is_no_improvement_and_reaches_nothing() -> None:
+def test_nan_is_no_improvement_and_reaches_no_bound() -> None:
     rules = _rules(_rule(patience=2, above=0.9))
     assert _reasons(rules, [math.nan, math.nan])[-1].startswith("acc was no better than -inf")
 
 
-def test_each_worker_says_the_same_rule_and_it_counts_once() -> None:
+def test_same_rule_from_several_workers_counts_once() -> None:
     rules = _rules(_rule(patience=2))
     assert not rules.add(_rule(patience=2))
     assert rules.add(_rule(patience=3))
 
 
-def test_a_run_that_goes_on_counts_what_was_evaluated_before() -> None:
+def test_resumed_run_counts_earlier_evaluations() -> None:
     rules = StopRules()
     rules.add(_rule(patience=2), [{"acc": 0.5}, {"acc": 0.4}, {"loss": 1.0}])
     assert rules.hear({"acc": 0.3})
 
 
 @given(values=st.lists(st.floats(0, 1), max_size=12), cut=st.integers(0, 12))
-def test_cut_off_and_resumed_is_never_cut_off(values: list[float], cut: int) -> None:
+def test_resumed_rule_equals_an_uninterrupted_one(values: list[float], cut: int) -> None:
     whole = _rules(_rule(patience=3))
     expected = _reasons(whole, values)
     again = StopRules()
@@ -70,7 +70,7 @@ def test_cut_off_and_resumed_is_never_cut_off(values: list[float], cut: int) -> 
     assert _reasons(again, values[cut:]) == expected[cut:]
 
 
-def test_what_was_never_measured_is_named() -> None:
+def test_unmeasured_metric_is_named() -> None:
     rules = _rules(_rule(patience=2), _rule("loss", below=1.0))
     rules.hear({"loss": 2.0})
     assert rules.unmeasured() == ["acc"]
@@ -87,9 +87,7 @@ def test_what_was_never_measured_is_named() -> None:
         ({"patience": 1, "mode": "up"}, "mode must be 'min' or 'max', got 'up'"),
     ],
 )
-def test_a_rule_that_asks_for_nothing_or_for_nonsense_is_refused(
-    asked: dict[str, object], said: str
-) -> None:
+def test_empty_or_invalid_rule_is_refused(asked: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         _rule(**asked)
 
@@ -100,7 +98,7 @@ def test_a_rule_that_asks_for_nothing_or_for_nonsense_is_refused(
      "Loss/val", "valLoss", "val_ce", "cross_entropy", "cross-entropy", "wer", "fid50k", "bpb",
      "word_error_rate", "brier_score", "error@top1", "loss2"],
 )  # fmt: skip
-def test_of_losses_and_errors_less_is_better(name: str) -> None:
+def test_lower_is_better_for_losses_and_errors(name: str) -> None:
     assert sign_of(name) == -1
     assert sign_of(name, "max") == 1
 
@@ -110,7 +108,7 @@ def test_of_losses_and_errors_less_is_better(name: str) -> None:
     ["acc", "f1", "val/f1_score", "bleu", "mAP50", "rouge1", "top5", "R2", "ValAccuracy",
      "episode_reward", "success_rate", "quiz_score", "1-shot_acc", "accuracy_gain"],
 )  # fmt: skip
-def test_of_accuracies_and_scores_more_is_better(name: str) -> None:
+def test_higher_is_better_for_accuracies_and_scores(name: str) -> None:
     assert sign_of(name) == 1
     assert sign_of(name, "min") == -1
 
@@ -121,7 +119,7 @@ def test_of_accuracies_and_scores_more_is_better(name: str) -> None:
      "neg_log_loss", "negLoss", "-loss", "1 - acc", "1.0-acc", "minus_nll", "error_reduction",
      "acc_drop", "loss_improvement"],
 )  # fmt: skip
-def test_a_name_that_does_not_tell_needs_a_mode_where_it_counts(name: str) -> None:
+def test_ambiguous_metric_needs_a_mode(name: str) -> None:
     with pytest.raises(ConfigError, match=r"does not tell whether more of it .*mode='max', or mo"):
         _rule(name, patience=1)
     assert _rule(name, patience=1, mode="min").sign == -1

@@ -1,4 +1,4 @@
-"""Apart: answers come back, errors are told apart, and no process stays."""
+"""Apart: answers are returned, errors are classified, and no process is left behind."""
 
 import os
 from pathlib import Path
@@ -41,7 +41,7 @@ def seat(tmp_path: Path) -> Apart:
     return Apart("seats:Seat", {"start": 40}, {"PYTHONPATH": python_path(tmp_path)})
 
 
-def test_the_object_lives_in_another_process_and_keeps_its_state(seat: Apart) -> None:
+def test_object_lives_in_another_process_and_keeps_its_state(seat: Apart) -> None:
     with seat:
         assert seat.ask("add", number=1)["total"] == 41
         answer = seat.ask("add", number=1)
@@ -50,7 +50,7 @@ def test_the_object_lives_in_another_process_and_keeps_its_state(seat: Apart) ->
     assert not psutil.pid_exists(answer["pid"])
 
 
-def test_errors_say_whose_they_are_and_the_process_goes_on(seat: Apart) -> None:
+def test_error_names_its_source_and_the_process_survives(seat: Apart) -> None:
     with seat:
         with pytest.raises(ConfigError, match="not like this"):
             seat.ask("refuse")
@@ -59,6 +59,6 @@ def test_errors_say_whose_they_are_and_the_process_goes_on(seat: Apart) -> None:
         assert seat.ask("add", number=2)["total"] == 42
 
 
-def test_a_process_that_dies_leaves_its_last_words(seat: Apart) -> None:
+def test_error_of_a_dead_process_quotes_its_last_output(seat: Apart) -> None:
     with seat, pytest.raises(WorkerError, match="ended with 3: last words"):
         seat.ask("die")

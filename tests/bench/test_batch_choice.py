@@ -1,4 +1,4 @@
-"""Which batch size is the quickest, and what is said where none reached the target."""
+"""The choice of the quickest batch size, and the report if none reached the target."""
 
 import json
 import math
@@ -42,32 +42,32 @@ def choices(*rows: BatchChoice) -> Choices:
     )  # fmt: skip
 
 
-def test_the_quickest_reached_the_target_with_every_seed() -> None:
-    found = choices(row(16, 3.0, 5.0), row(32, 1.0, None), row(64, 4.5))
-    assert found.quickest is not None
-    assert found.quickest.batch_size == 16
-    text = "\n".join(render_choices(found))
+def test_quickest_batch_size_reached_the_target_with_every_seed() -> None:
+    result = choices(row(16, 3.0, 5.0), row(32, 1.0, None), row(64, 4.5))
+    assert result.quickest is not None
+    assert result.quickest.batch_size == 16
+    text = "\n".join(render_choices(result))
     assert "quickest     --batch-size 16 --lr 0.1" in text
     assert "1 of 2 seeds" in text
 
 
-def test_where_none_reached_it_that_is_said() -> None:
-    found = choices(row(16, None))
-    assert found.quickest is None
-    assert "no batch size reached the target" in "\n".join(render_choices(found))
+def test_report_says_when_no_batch_size_reached_the_target() -> None:
+    result = choices(row(16, None))
+    assert result.quickest is None
+    assert "no batch size reached the target" in "\n".join(render_choices(result))
 
 
-def test_without_trainings_the_noise_alone_is_shown() -> None:
+def test_only_noise_is_shown_without_training_runs() -> None:
     text = "\n".join(render_choices(replace(choices(), noise=NOISE)))
     assert "80 samples (95 %: 60 to infinitely many" in text
     assert "samples/s" not in text
 
 
-def test_a_task_that_diverges_before_its_noise_is_measured_is_refused(
+def test_task_diverging_before_its_noise_is_measured_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = replace(NOISE, signal=math.nan)
-    monkeypatch.setattr(batch_choice, "noise_of", lambda *args, **kwargs: found)
+    result = replace(NOISE, signal=math.nan)
+    monkeypatch.setattr(batch_choice, "noise_of", lambda *args, **kwargs: result)
     with pytest.raises(ConfigError, match="after 100 updates its gradients are not finite; use"):
         compare_batch_sizes(BatchSizeQuestion(spec="quadratic", device="cpu"), lambda text: None)
 
@@ -77,7 +77,7 @@ def test_a_task_that_diverges_before_its_noise_is_measured_is_refused(
     [(32, (), [8, 16, 32, 60]), (4, (), [1, 2, 4, 8, 16]), (4, (60, 5, 60), [5, 60])],
     ids=["few samples", "many", "named"],
 )
-def test_no_batch_is_larger_than_the_data(
+def test_batch_sizes_are_limited_by_the_data(
     own: int, asked: tuple[int, ...], found: list[int]
 ) -> None:
     question = BatchSizeQuestion(spec="softmax", device="cpu", target=0.8, batch_sizes=asked)
@@ -86,8 +86,8 @@ def test_no_batch_is_larger_than_the_data(
         _sizes(replace(question, batch_sizes=(5, 61)), own, 60)
 
 
-def test_a_throughput_is_of_the_samples_that_were_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """60 samples in batches of 40: every other update is of 20; each takes a second here."""
+def test_throughput_counts_only_samples_processed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 samples in batches of 40: every other update has 20; each takes a second here."""
 
     def a_second(work: Callable[[], object]) -> float:
         work()
@@ -101,15 +101,15 @@ def test_a_throughput_is_of_the_samples_that_were_there(monkeypatch: pytest.Monk
     assert train_to(whole, target=2.0, num_samples=60, epochs=2).samples_per_s == 60.0
 
 
-def test_a_gradient_that_is_zero_has_no_noise() -> None:
+def test_zero_gradient_has_no_noise() -> None:
     still = replace(NOISE, squared={16: 0.0, 32: 0.0}, signal=0.0, trace=0.0)
-    found = replace(choices(), noise=still)
-    assert "0%" in render_choices(found)[-1]
-    assert choices_json(found)["noise_shares"] == {"16": 0.0, "32": 0.0}
+    result = replace(choices(), noise=still)
+    assert "0%" in render_choices(result)[-1]
+    assert choices_json(result)["noise_shares"] == {"16": 0.0, "32": 0.0}
 
 
-def test_what_is_infinite_is_null_and_all_sizes_are_drawn() -> None:
-    found = choices(row(64, 2.0))
-    assert json.loads(json.dumps(choices_json(found)))["noise_scale_interval"] == [60.0, None]
-    picture = ElementTree.fromstring(draw_choices(found))
-    assert "64" in [one.text for one in picture.iter() if one.tag.endswith("text")]
+def test_infinite_values_are_null_and_all_sizes_are_drawn() -> None:
+    result = choices(row(64, 2.0))
+    assert json.loads(json.dumps(choices_json(result)))["noise_scale_interval"] == [60.0, None]
+    picture = ElementTree.fromstring(draw_choices(result))
+    assert "64" in [element.text for element in picture.iter() if element.tag.endswith("text")]

@@ -1,4 +1,4 @@
-"""The largest batch: found for any limit, and on a real model within a stated memory."""
+"""The largest batch is found for any limit, and for a real model within a given memory."""
 
 import doctest
 import json
@@ -15,43 +15,43 @@ Say = Callable[[str], tuple[int, str, str]]
 
 
 @given(st.integers(0, 10_000), st.integers(1, 20_000))
-def test_what_is_found_fits_and_a_little_more_does_not(limit: int, most: int) -> None:
-    found = largest_batch(lambda batch: batch <= limit, most)
-    assert found.fits <= limit
-    if found.ends is None:
-        assert found.fits == most
+def test_largest_batch_fits_and_slightly_more_does_not(limit: int, most: int) -> None:
+    result = largest_batch(lambda batch: batch <= limit, most)
+    assert result.fits <= limit
+    if result.ends is None:
+        assert result.fits == most
     else:
-        assert found.ends > limit
-        assert found.ends <= max(found.fits + 1, (1 + TOLERANCE) * found.fits)
-    assert len(found.tried) == len(set(found.tried)) <= 32
+        assert result.ends > limit
+        assert result.ends <= max(result.fits + 1, (1 + TOLERANCE) * result.fits)
+    assert len(result.tried) == len(set(result.tried)) <= 32
 
 
-def test_one_sample_is_tried_only_where_two_do_not_fit() -> None:
+def test_one_sample_is_tried_only_if_two_do_not_fit() -> None:
     """Batch norm cannot train on one."""
     assert 1 not in largest_batch(lambda batch: batch <= 40, most=1000).tried
     for limit in (0, 1):
-        found = largest_batch(lambda batch, limit=limit: batch <= limit, most=1000)
-        assert (found.fits, found.ends, found.tried) == (limit, limit + 1, (2, 1))
+        result = largest_batch(lambda batch, limit=limit: batch <= limit, most=1000)
+        assert (result.fits, result.ends, result.tried) == (limit, limit + 1, (2, 1))
 
 
-def test_the_example_is_true() -> None:
+def test_doctests_pass() -> None:
     assert doctest.testmod(batch_size).failed == 0
 
 
 @pytest.mark.timeout(600)
-def test_what_the_verb_finds_fits_and_a_tenth_more_does_not(say: Say) -> None:
+def test_found_batch_size_fits_and_a_tenth_more_does_not(say: Say) -> None:
     code, out, err = say("tune batch-size lenet --memory 400MiB --workers 2 --device cpu --json")
     assert code == 0, err
-    found = json.loads(out)
-    assert found["mini_batch_size"] > 16
-    assert found["does_not_fit"] <= 1.1 * found["mini_batch_size"]
+    report = json.loads(out)
+    assert report["mini_batch_size"] > 16
+    assert report["does_not_fit"] <= 1.1 * report["mini_batch_size"]
     assert "memory" in err
-    assert found["a_worker_bytes"] == 200 * 2**20  # of each of the two workers
+    assert report["a_worker_bytes"] == 200 * 2**20  # for each of the two workers
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("batch", "does_fit"), [(4, True), (100_000, False)])
-def test_workers_at_once_are_tried(batch: int, does_fit: bool) -> None:
+def test_fit_is_tested_with_all_workers_at_once(batch: int, does_fit: bool) -> None:
     arguments = {"spec": "lenet", "precision": "fp32", "device": "cpu", "threads": 1,
                  "limit_bytes": 200 * 2**20}  # fmt: skip
     assert do_fit_together(arguments, batch, 2) == does_fit
@@ -70,7 +70,7 @@ def test_workers_at_once_are_tried(batch: int, does_fit: bool) -> None:
         ("tune batch-size lenet --precision fp16 --device cpu", "fp16 training needs a GPU"),
     ],
 )
-def test_what_cannot_be_is_refused(say: Say, line: str, said: str) -> None:
+def test_invalid_options_are_refused(say: Say, line: str, said: str) -> None:
     code, _, err = say(line)
     assert code == 2
     assert said in err

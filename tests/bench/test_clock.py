@@ -1,4 +1,4 @@
-"""Benchmark: right about known waits, also of queued work; counts, nests and prints as it says."""
+"""Benchmark times known waits and queued work correctly, and counts, nests and prints."""
 
 import doctest
 import threading
@@ -21,7 +21,7 @@ def queue() -> Iterator[WorkQueue]:
 
 
 class Hands:
-    """A clock that only work moves."""
+    """A clock that only work advances."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -31,7 +31,7 @@ class Hands:
 
 
 class Wait:
-    """Operations of a known length that note when they began and ended."""
+    """Operations of known duration that record when they started and ended."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -45,25 +45,25 @@ class Wait:
 
 
 @pytest.mark.parametrize(("seconds", "count"), [(0.5, 2), (0.25, 10), (0.125, 50)])
-def test_the_time_of_a_queue_with_known_delays_is_right(
+def test_queued_work_of_known_delays_is_timed_exactly(
     queue: WorkQueue, monkeypatch: pytest.MonkeyPatch, seconds: float, count: int
 ) -> None:
-    """To the last bit, where nothing but the queued work takes time."""
+    """Exactly, because only the queued work takes time."""
     hands = Hands()
     monkeypatch.setattr(clock, "time", hands)
 
     def work() -> None:
         hands.now_s += seconds
 
-    queue.put(work)  # of before: not counted
+    queue.put(work)  # queued before: not counted
     with Benchmark("wait", waits_for=[queue], quiet=True) as bench:
         for _ in range(count):
             queue.put(work)
     assert bench.seconds == seconds * count
 
 
-def test_by_the_machines_clock_it_is_what_the_queue_says_itself(queue: WorkQueue) -> None:
-    """From before the first began until the last had ended, and no more than the block took."""
+def test_measured_time_agrees_with_the_times_of_the_queue(queue: WorkQueue) -> None:
+    """From the start of the first to the end of the last, and at most the time of the block."""
     work = Wait(0.002)
     before_s = time.perf_counter()
     with Benchmark("wait", waits_for=[queue], quiet=True) as bench:
@@ -73,16 +73,16 @@ def test_by_the_machines_clock_it_is_what_the_queue_says_itself(queue: WorkQueue
     assert work.spans[-1][1] - work.spans[0][0] <= bench.seconds <= after_s - before_s
 
 
-def test_without_waiting_only_the_queueing_is_measured(queue: WorkQueue) -> None:
+def test_only_queueing_is_measured_without_waiting(queue: WorkQueue) -> None:
     gate = threading.Event()
     with Benchmark("queueing", quiet=True) as bench:
         queue.put(gate.wait)
     assert bench.seconds > 0
-    assert not gate.is_set()  # it came here while the work was still to be done
+    assert not gate.is_set()  # the block ended before the work was done
     gate.set()
 
 
-def test_work_queued_before_does_not_count(queue: WorkQueue) -> None:
+def test_work_queued_earlier_is_not_counted(queue: WorkQueue) -> None:
     early = Wait(0.05)
     queue.put(early)
     with Benchmark("late", waits_for=[queue], quiet=True) as bench:
@@ -91,7 +91,7 @@ def test_work_queued_before_does_not_count(queue: WorkQueue) -> None:
 
 
 class Accelerator:
-    """Stands for ``torch.cuda``: two devices, of which the second was never touched."""
+    """A stand-in for ``torch.cuda`` with two devices, of which the second was never used."""
 
     def __init__(self) -> None:
         self.waited_for: list[int] = []
@@ -106,7 +106,7 @@ class Accelerator:
         self.waited_for.append(index)
 
 
-def test_only_accelerators_in_use_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_accelerators_in_use_are_synchronized(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     fake = Accelerator()
@@ -119,7 +119,7 @@ def test_only_accelerators_in_use_are_waited_for(monkeypatch: pytest.MonkeyPatch
     assert fake.waited_for == [0, 0]
 
 
-def test_it_prints_what_the_chapters_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_has_the_format_of_the_chapter(capsys: pytest.CaptureFixture[str]) -> None:
     with paceline.Benchmark("Without torchscript") as bench:
         pass
     with paceline.Benchmark():
@@ -129,7 +129,7 @@ def test_it_prints_what_the_chapters_prints(capsys: pytest.CaptureFixture[str]) 
     )
 
 
-def test_inner_ones_are_part_of_the_outer_and_print_further_right(
+def test_inner_benchmarks_count_in_the_outer_and_print_indented(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with Benchmark("outer") as outer, Benchmark("inner") as inner:
@@ -140,7 +140,7 @@ def test_inner_ones_are_part_of_the_outer_and_print_further_right(
     assert second.startswith("outer: ")
 
 
-def test_warm_ups_are_printed_as_such_and_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warm_ups_are_labelled_and_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
     bench = Benchmark("step", warmup=2)
     for _ in range(5):
         with bench:
@@ -150,7 +150,7 @@ def test_warm_ups_are_printed_as_such_and_do_not_count(capsys: pytest.CaptureFix
     assert ["warm-up" in line for line in lines] == [True, True, False, False, False]
 
 
-def test_a_decorated_function_is_repeated_and_returns_its_result(
+def test_decorated_function_is_repeated_and_returns_its_result(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     calls: list[int] = []
@@ -171,7 +171,7 @@ def test_a_decorated_function_is_repeated_and_returns_its_result(
     assert "sec (median of 3, 0." in first
 
 
-def test_a_function_may_call_itself() -> None:
+def test_decorated_function_may_be_recursive() -> None:
     bench = Benchmark("factorial", quiet=True)
 
     @bench
@@ -179,10 +179,11 @@ def test_a_function_may_call_itself() -> None:
         return n * factorial(n - 1) if n else 1
 
     assert factorial(4) == 24
-    assert sorted(bench.timing.samples_s) == list(bench.timing.samples_s)  # the inner end first
+    samples_s = bench.timing.samples_s
+    assert sorted(samples_s) == list(samples_s)  # the inner calls end first
 
 
-def test_a_block_that_raises_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_block_that_raises_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
     bench = Benchmark("broken")
     with pytest.raises(ValueError, match="mine"), bench:
         raise ValueError("mine")
@@ -190,7 +191,7 @@ def test_a_block_that_raises_is_not_measured(capsys: pytest.CaptureFixture[str])
         _ = bench.seconds
     with Benchmark("after"):
         pass
-    assert capsys.readouterr().out.startswith("after: ")  # and the depth is right again
+    assert capsys.readouterr().out.startswith("after: ")  # the depth is restored
 
 
 @pytest.mark.parametrize(
@@ -201,10 +202,10 @@ def test_a_block_that_raises_is_not_measured(capsys: pytest.CaptureFixture[str])
         (lambda: WorkQueue(depth=1), "depth must be >= 2"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make: Callable[[], object], said: str) -> None:
+def test_invalid_arguments_are_refused(make: Callable[[], object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make()
 
 
-def test_the_example_is_true() -> None:
+def test_doctests_pass() -> None:
     assert doctest.testmod(clock).failed == 0

@@ -1,4 +1,4 @@
-"""Collectives between real processes, for the clock; how they print from known times."""
+"""Collectives timed between real processes, and the report for known times."""
 
 import doctest
 import json
@@ -34,10 +34,10 @@ COST = HostCost(
         for action in Action
     },
 )
-"""50 us a message and 1 ns a byte, at each end."""
+"""50 us per message and 1 ns per byte, at each end."""
 
 
-def test_the_examples_are_true() -> None:
+def test_doctests_pass() -> None:
     assert doctest.testmod(collectives).failed == doctest.testmod(transfers).failed == 0
 
 
@@ -52,7 +52,7 @@ def row(name: str, num_bytes: int, seconds: float, predicted_s: float | None) ->
     )
 
 
-def test_ranks_meet_at_a_path_with_a_hash(tmp_path: Path) -> None:
+def test_meeting_path_may_contain_a_hash(tmp_path: Path) -> None:
     folder = tmp_path / "a#b?c"
     folder.mkdir()
     seat = collective_seat.CollectiveSeat(rank=0, num_ranks=1, meeting=str(folder / "meeting"))
@@ -62,9 +62,9 @@ def test_ranks_meet_at_a_path_with_a_hash(tmp_path: Path) -> None:
         seat.close()
 
 
-def test_known_times_are_printed_with_where_one_takes_over() -> None:
+def test_known_times_are_printed_with_crossovers() -> None:
     small, large = 1 << 10, 1 << 24
-    found = MeasuredCollectives(
+    result = MeasuredCollectives(
         operation=Operation.ALL_REDUCE,
         num_ranks=8,
         num_cores=2,
@@ -79,12 +79,12 @@ def test_known_times_are_printed_with_where_one_takes_over() -> None:
             row("gloo", large, 20e-3, None),
         ),
     )
-    text = "\n".join(render_collectives(found))
+    text = "\n".join(render_collectives(result))
     assert "all-reduce between 8 processes of one thread" in text
     assert "fastest at 1.0 KiB: tree" in text
     assert "fastest at 16.0 MiB: ring" in text
     assert "the one predicted fastest takes at most 1.00 times as long as the fastest" in text
-    (crossing,) = found.crossings()
+    (crossing,) = result.crossings()
     assert (crossing.below, crossing.above) == ("tree", "ring")
     assert "ring from tree" in text
     assert "predicted within a factor of 2: " in text
@@ -93,37 +93,37 @@ def test_known_times_are_printed_with_where_one_takes_over() -> None:
     assert "one process copies memory at 8 GB/s" in text
     (gloo,) = [line for line in text.splitlines() if line.startswith("gloo") and "16.0 MiB" in line]
     assert gloo.split()[-1] == f"{1.75 * large / 20e-3 / 1e9:.3g}"  # bus GB/s; no formula
-    assert "0.94" in text  # 30 ms by 32
-    assert json.loads(json.dumps(found.to_json()))["crossings"][0]["below"] == "tree"
+    assert "0.94" in text  # 30 ms / 32
+    assert json.loads(json.dumps(result.to_json()))["crossings"][0]["below"] == "tree"
 
 
-def test_two_processes_are_measured_and_what_they_took_is_kept(
+def test_times_of_two_processes_are_measured_and_saved(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     code, out, err = say("bench collectives --sizes 4,1MiB --rounds 1 --json")
     assert code == 0, err
-    found = json.loads(out)
+    report = json.loads(out)
     sizes, names = [4, 1 << 20], candidates(2)
-    assert [(one["name"], one["num_bytes"]) for one in found["rows"]] == [
+    assert [(one["name"], one["num_bytes"]) for one in report["rows"]] == [
         (name, size) for size in sizes for name in (*names, collective_seat.NATIVE)
     ]
-    assert all(one["timing"]["median_s"] > 0 for one in found["rows"])
+    assert all(one["timing"]["median_s"] > 0 for one in report["rows"])
     assert "all-reduce of 1.0 MiB" in err
     section, why = read_ceilings(SECTION)
     assert why == ""
     kept = read_measured(2, section, why).cost
     assert kept is not None
-    assert kept == HostCost.read(found["cost"])
+    assert kept == HostCost.read(report["cost"])
     assert [size for size, _ in kept.native_s] == sizes
     assert "native" in kept.beside_s
     assert kept.beside_s.keys() - {"native"} <= {*names}
     assert len(kept.beside_s) > 1
-    assert all([size for size, _ in one] == sizes for one in kept.beside_s.values())
+    assert all([size for size, _ in value] == sizes for value in kept.beside_s.values())
     assert f"kept in {tmp_path / 'paceline' / 'ceilings.json'}" in err
 
 
-def test_a_part_of_the_measurement_leaves_what_was_kept_as_it_is(
+def test_partial_measurement_leaves_saved_times_unchanged(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -149,11 +149,11 @@ def test_a_part_of_the_measurement_leaves_what_was_kept_as_it_is(
         ("hub", "1KiB,4MiB", False),
     ],
 )
-def test_a_run_goes_by_all_collectives_at_sizes_up_to_those_that_it_sums(
+def test_only_complete_measurements_are_used_by_runs(
     names: str | None, sizes: str, is_whole: bool
 ) -> None:
-    asked = CollectivesQuestion.read("all-reduce", workers=2, names=names, sizes=sizes, rounds=1)
-    assert asked.is_whole == is_whole
+    question = CollectivesQuestion.read("all-reduce", workers=2, names=names, sizes=sizes, rounds=1)
+    assert question.is_whole == is_whole
 
 
 @pytest.mark.parametrize(
@@ -167,20 +167,20 @@ def test_a_run_goes_by_all_collectives_at_sizes_up_to_those_that_it_sums(
         ("all-reduced", "unknown operation 'all-reduced'; did you mean 'all-reduce'?"),
     ],
 )
-def test_what_cannot_be_measured_is_said_before_it_begins(say: Say, line: str, said: str) -> None:
+def test_invalid_options_are_refused_before_measuring(say: Say, line: str, said: str) -> None:
     code, _, err = say(f"bench collectives {line}")
     assert code != 0
     assert said in err
 
 
-def test_a_size_without_its_b_is_the_same_size() -> None:
+def test_size_may_omit_the_b() -> None:
     assert sizes_of("64Ki, 1Mi,64,8B") == (8, 64, 65536, 1 << 20)
     for text in ("64K", "KiB", "1KiMiB", "1.5MiB"):
         with pytest.raises(ConfigError, match="must be sizes such as"):
             sizes_of(text)
 
 
-def test_without_names_all_that_have_the_operation_are_measured() -> None:
+def test_all_collectives_with_the_operation_are_measured_by_default() -> None:
     def fitting(operation: Operation, num_ranks: int) -> list[str]:
         return CollectivesQuestion(
             num_ranks=num_ranks, operation=operation, names=(), sizes_bytes=(4,)

@@ -1,4 +1,4 @@
-"""The same work in several ways: figures that follow, ways that fail alone, turns that are kept."""
+"""The same work in several ways: derived figures, failures of single ways, and turns."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def timing(*samples_s: float) -> Timing:
     return Timing(name="a way", samples_s=samples_s)
 
 
-def test_a_gain_is_found_block_by_block() -> None:
+def test_gain_compares_blocks_pairwise() -> None:
     gain = gain_of(timing(2.0, 20.0, 2.0, 2.0), timing(1.0, 10.0, 1.0, 1.0))
     assert (gain.speedup, gain.call_s, gain.is_faster) == (2.0, 1.0, True)
     assert gain_of(timing(1.0, 1.0, 2.0, 2.0), timing(2.0, 2.0, 1.0, 1.0)).is_faster is None
@@ -53,12 +53,12 @@ def test_a_gain_is_found_block_by_block() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_ways_agree_and_the_break_even_follows_from_the_figures() -> None:
-    said: list[str] = []
+def test_ways_agree_and_break_even_follows_from_their_times() -> None:
+    messages: list[str] = []
     question = WaysQuestion(ways=("eager", "script", "trace"), calls=ROUNDS)
-    found = compare_ways(question, said.append)
-    eager, *others = found.results
-    assert [one.way for one in found.results] == ["eager", "script", "trace"]
+    result = compare_ways(question, messages.append)
+    eager, *others = result.results
+    assert [one.way for one in result.results] == ["eager", "script", "trace"]
     assert eager.gain is None
     assert eager.once_s is not None
     for one in others:
@@ -77,32 +77,32 @@ def test_ways_agree_and_the_break_even_follows_from_the_figures() -> None:
             assert one.break_even_calls >= needed
         else:
             assert one.break_even_calls is None
-    assert said[0].startswith("eager: first call after ")
+    assert messages[0].startswith("eager: first call after ")
 
 
 @needs_compiler
 @pytest.mark.timeout(600)
-def test_compiled_ways_run_and_recompiles_are_counted() -> None:
+def test_compiled_ways_run_and_recompilations_are_counted() -> None:
     question = WaysQuestion(subject="softmax", ways=("compile", "aoti"), calls=ROUNDS)
-    found = compare_ways(question, lambda line: None)
-    eager, compiled, packed = found.results
+    result = compare_ways(question, lambda line: None)
+    eager, compiled, packed = result.results
     assert [eager.failure, compiled.failure, packed.failure] == ["", "", ""]
     assert compiled.first_call_s is not None
     assert eager.first_call_s is not None
     assert compiled.first_call_s > 10 * eager.first_call_s
-    # A batch of 1 is compiled for itself; 2 is new; then the dimension is free, so 3 is not.
+    # Batch 1 is compiled separately; 2 recompiles with a dynamic dimension, so 3 does not.
     assert compiled.recompiles == 1
     assert packed.recompiles is None
     assert len(packed.other_batches_s) == 2
     for one in (compiled, packed):
         assert one.max_difference is not None
         assert one.max_difference <= 1e-5
-    text = "\n".join(render_ways(found))
+    text = "\n".join(render_ways(result))
     assert "1 recompiles" in text
 
 
 @pytest.mark.timeout(600)
-def test_a_way_that_fails_says_why_and_the_others_are_there(
+def test_failing_way_gives_its_reason_and_the_others_still_run(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "oddtask.py").write_text(ODD)
@@ -111,7 +111,7 @@ def test_a_way_that_fails_says_why_and_the_others_are_there(
     line += " --threads 1"
     code, out, _ = say(f"{line} --json")
     assert code == 0
-    rows = {one["way"]: one for one in json.loads(out)["ways"]}
+    rows = {way["way"]: way for way in json.loads(out)["ways"]}
     assert "no C++ compiler: no-such-compiler" in rows["compile"]["failure"]
     assert "open" in rows["script"]["failure"]  # the construct
     assert f"{tmp_path}/oddtask.py:13" in rows["script"]["failure"]  # and its line
@@ -129,14 +129,14 @@ def test_a_way_that_fails_says_why_and_the_others_are_there(
         ("bench compile lenett --ways eager", "did you mean 'lenet'"),
     ],
 )
-def test_what_cannot_be_is_refused(say: Say, line: str, said: str) -> None:
+def test_invalid_options_are_refused(say: Say, line: str, said: str) -> None:
     code, _, err = say(line)
     assert code == 2
     assert said in err
     assert "Traceback" not in err
 
 
-def test_a_model_that_does_not_run_at_all_is_an_error(
+def test_model_that_does_not_run_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "oddtask.py").write_text(ODD.replace("self.layer(x)", "x.no_such_thing()"))

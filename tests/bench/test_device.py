@@ -1,4 +1,4 @@
-"""What a bench runs on: threads, and memory that is free."""
+"""The device, threads and free memory of a bench."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from paceline.errors import ConfigError
 CPU = torch.device("cpu")
 
 
-def test_without_a_wish_a_bench_takes_what_torch_would() -> None:
+def test_default_device_and_threads_are_those_of_torch() -> None:
     assert chosen_device("cpu") == "cpu"
     assert chosen_threads(None) == torch.get_num_threads()
     assert chosen_threads(3) == 3
@@ -24,14 +24,14 @@ def test_without_a_wish_a_bench_takes_what_torch_would() -> None:
         chosen_threads(0)
 
 
-def test_a_search_takes_a_share_of_what_control_groups_leave(
+def test_search_uses_a_share_of_the_memory_of_the_control_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(device, "available_bytes", lambda: 1000)
     assert free_bytes("cpu") == 800
 
 
-def test_what_was_held_is_in_the_peak() -> None:
+def test_peak_includes_held_memory() -> None:
     reset_peak(CPU)
     held = torch.ones(64 << 20, dtype=torch.uint8)
     assert peak_bytes(CPU) > held.nbytes

@@ -1,4 +1,4 @@
-"""What an export came to, as JSON and in lines."""
+"""The result of an export as JSON and as text."""
 
 import json
 from dataclasses import replace
@@ -29,15 +29,15 @@ EXPORT = Export(
 )  # fmt: skip
 
 
-def test_the_json_has_names_and_numbers_only() -> None:
-    found = json.loads(json.dumps(EXPORT.to_json()))
-    assert (found["format"], found["precision"], found["path"]) == ("aoti", "fp16", "lenet.pt2")
-    assert found["max_differences"] == {"7": 1e-6}
-    assert [one["batch"] for one in found["latencies"]] == [7]
-    assert found["latencies"][0]["file"]["median_s"] == 0.001
+def test_json_has_only_names_and_numbers() -> None:
+    report = json.loads(json.dumps(EXPORT.to_json()))
+    assert (report["format"], report["precision"], report["path"]) == ("aoti", "fp16", "lenet.pt2")
+    assert report["max_differences"] == {"7": 1e-6}
+    assert [latency["batch"] for latency in report["latencies"]] == [7]
+    assert report["latencies"][0]["file"]["median_s"] == 0.001
 
 
-def test_the_lines_say_what_changed() -> None:
+def test_report_states_size_accuracy_and_fallback() -> None:
     text = "\n".join(render_export(EXPORT))
     assert "lenet.pt2 (aoti, fp16)" in text
     assert "2.0 KiB on disk; the weights are 4.0 KiB" in text
@@ -52,7 +52,7 @@ def test_the_lines_say_what_changed() -> None:
 
 
 class Model(nn.Linear):
-    """A format's file that is the model itself."""
+    """A format whose file is the model itself."""
 
     def __init__(self) -> None:
         super().__init__(WIDTH, CLASSES, dtype=torch.float64)
@@ -76,7 +76,7 @@ def called_otherwise(outputs: Tensor, targets: Tensor) -> dict[str, tuple[float,
     ],
     ids=["loss", "name", "data", "batch"],
 )
-def test_why_an_accuracy_was_not_measured_is_told_as_it_is(
+def test_report_gives_the_reason_for_a_missing_accuracy(
     changed: dict[str, Any], fixed_batch: int | None, why: str
 ) -> None:
     task = replace(TASK, **changed)
@@ -86,6 +86,6 @@ def test_why_an_accuracy_was_not_measured_is_told_as_it_is(
     written = Written(
         path=Path("tiny.pt"), num_bytes=1, model=subject.model, run=subject.model, differences={},
     )  # fmt: skip
-    found = _accuracies(subject, written, fixed_batch)
-    assert found.get("why_no_accuracy", "").startswith(why)
-    assert ("accuracy" in found) == (not why)
+    result = _accuracies(subject, written, fixed_batch)
+    assert result.get("why_no_accuracy", "").startswith(why)
+    assert ("accuracy" in result) == (not why)

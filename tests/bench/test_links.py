@@ -1,4 +1,4 @@
-"""Cores are measured in pairs by real processes; known links print with their rings."""
+"""Pairs of cores are measured by real processes; known links are printed with their rings."""
 
 import json
 import os
@@ -22,8 +22,8 @@ from paceline.collectives.ring_search import find_rings
 Say = Callable[[str], tuple[int, str, str]]
 
 
-def made_up(cores: tuple[int, ...], fast: set[tuple[int, int]]) -> MeasuredLinks:
-    """Pairs at 8 GB/s, all others at 1; loopback is a tenth of it."""
+def fake_links(cores: tuple[int, ...], fast: set[tuple[int, int]]) -> MeasuredLinks:
+    """The pairs run at 8 GB/s, all others at 1; loopback at a tenth of that."""
     return MeasuredLinks(
         num_bytes=1 << 24,
         nodes={core: core // 4 for core in cores},
@@ -38,9 +38,9 @@ def made_up(cores: tuple[int, ...], fast: set[tuple[int, int]]) -> MeasuredLinks
     )  # fmt: skip
 
 
-def test_the_ring_goes_over_the_fast_pairs() -> None:
-    found = made_up((0, 2, 4, 6), {(0, 4), (4, 2), (2, 6), (6, 0)})
-    lines = render_links(found)
+def test_ring_uses_the_fast_pairs() -> None:
+    result = fake_links((0, 2, 4, 6), {(0, 4), (4, 2), (2, 6), (6, 0)})
+    lines = render_links(result)
     assert lines[1] == "NUMA nodes: 0: cores 0,2, 1: cores 4,6"
     assert lines.count("  0 - 4 - 2 - 6") == 2
     assert "1 ring of 8 GB/s, 47% of the narrowest cut:" in lines
@@ -48,7 +48,7 @@ def test_the_ring_goes_over_the_fast_pairs() -> None:
     assert row.split("  ")[-1].strip() == "8 GB/s, 1 us"
 
 
-def test_nodes_are_what_the_kernel_lists(tmp_path: Path) -> None:
+def test_numa_nodes_are_those_listed_by_the_kernel(tmp_path: Path) -> None:
     for node, cores in ((0, "0-3,8"), (1, "4-7,9-11")):
         (tmp_path / f"node{node}").mkdir()
         (tmp_path / f"node{node}" / "cpulist").write_text(f"{cores}\n")
@@ -56,12 +56,12 @@ def test_nodes_are_what_the_kernel_lists(tmp_path: Path) -> None:
     assert numa_nodes((5,), tmp_path / "gone") == {5: 0}
 
 
-def test_as_many_cores_as_rings_are_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_cores_are_limited_to_eight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     assert usual_cores() == (0, 8, 16, 24, 32, 40, 48, 56)
 
 
-def test_nvlink_is_worth_what_the_rings_say(say: Say) -> None:
+def test_gain_of_nvlink_follows_from_the_rings(say: Say) -> None:
     code, out, err = say("bench links --topology dgx1 --json")
     assert code == 0, err
     with_nvlink, without = json.loads(out)["topologies"]
@@ -80,21 +80,21 @@ def test_nvlink_is_worth_what_the_rings_say(say: Say) -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a link joins two cores")
-def test_two_cores_are_measured_both_ways(say: Say) -> None:
+def test_two_cores_are_measured_in_both_directions(say: Say) -> None:
     first, second = usual_cores()[:2]
     code, out, err = say(f"bench links --cores {first},{second} --mib 1 --json")
     assert code == 0, err
-    found = json.loads(out)
-    assert sorted(map(int, found["nodes"])) == [first, second]
-    assert {(one["kind"], one["source"], one["destination"]) for one in found["pairs"]} == {
+    report = json.loads(out)
+    assert sorted(map(int, report["nodes"])) == [first, second]
+    assert {(pair["kind"], pair["source"], pair["destination"]) for pair in report["pairs"]} == {
         (kind, *ends) for kind in (MEMORY, LOOPBACK) for ends in ((first, second), (second, first))
     }
-    for one in found["pairs"]:
+    for one in report["pairs"]:
         assert 1e-8 < one["latency_s"] < 1.0
         assert 1e6 < one["bytes_per_s"] < 1e12
     page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     section = page.split("## `paceline bench links`")[1].split("\n## ")[0]
-    for field in (*found, *found["pairs"][0]):
+    for field in (*report, *report["pairs"][0]):
         assert f"`{field}`" in section, field
 
 
@@ -110,7 +110,7 @@ def test_two_cores_are_measured_both_ways(say: Say) -> None:
         ("--mib 0", "--mib must be >= 1"),
     ],
 )
-def test_bad_input_is_one_sentence(say: Say, flags: str, words: str) -> None:
+def test_invalid_input_gets_a_one_line_error(say: Say, flags: str, words: str) -> None:
     code, _, err = say(f"bench links {flags}")
     assert code == 2
     assert words in err.splitlines()[-1]

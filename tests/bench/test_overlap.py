@@ -1,4 +1,4 @@
-"""Overlap of known work, and the verbs on a machine that has only a CPU."""
+"""Overlap of known work, and the commands on a machine that has only a CPU."""
 
 import doctest
 import json
@@ -19,16 +19,16 @@ Say = Callable[[str], tuple[int, str, str]]
 @pytest.mark.parametrize(
     ("both_s", "overlap"), [(8.0, 1.0), (13.0, 0.0), (10.5, 0.5), (14.0, -0.2)]
 )
-def test_overlap_of_known_times(both_s: float, overlap: float) -> None:
+def test_overlap_follows_from_known_times(both_s: float, overlap: float) -> None:
     assert overlap_of(8.0, 5.0, both_s) == pytest.approx(overlap)
 
 
-def test_the_example_is_true() -> None:
+def test_doctests_pass() -> None:
     assert doctest.testmod(samples).failed == 0
 
 
 def waits(*seconds: float) -> Callable[[], float]:
-    """Work that says how long so many waits at once take; it need not wait for that."""
+    """Work that returns how long simultaneous waits take, without waiting."""
     return lambda: max(seconds)
 
 
@@ -36,37 +36,37 @@ def known() -> TimedTogether:
     return measure_together("known", waits(0.2), waits(0.1), waits(0.2, 0.1), num_rounds=3)
 
 
-def test_work_that_runs_at_once_overlaps_wholly() -> None:
-    found = known()
-    assert found.overlap == pytest.approx(1.0)
-    assert len(found.both.samples_s) == 3  # the first round did not count
-    assert "100%" in "\n".join(render_together((found,), "one", "other"))
+def test_simultaneous_work_overlaps_completely() -> None:
+    result = known()
+    assert result.overlap == pytest.approx(1.0)
+    assert len(result.both.samples_s) == 3  # the first round is not counted
+    assert "100%" in "\n".join(render_together((result,), "one", "other"))
 
 
-def test_a_whole_that_is_shorter_than_its_part_was_disturbed() -> None:
-    found = measure_together("odd", waits(0.2), waits(0.1), waits(0.1), num_rounds=3)
-    assert found.overlap is None
-    assert "disturbed" in "\n".join(render_together((found,), "one", "other"))
+def test_total_shorter_than_a_part_is_reported_as_disturbed() -> None:
+    result = measure_together("odd", waits(0.2), waits(0.1), waits(0.1), num_rounds=3)
+    assert result.overlap is None
+    assert "disturbed" in "\n".join(render_together((result,), "one", "other"))
 
 
-def test_computing_and_copying_on_a_cpu(say: Say) -> None:
+def test_bench_overlap_runs_on_a_cpu(say: Say) -> None:
     code, out, err = say("bench overlap --size 64 --count 4 --device cpu --json")
     assert code == 0, err
-    found = json.loads(out)
-    assert [row["name"] for row in found["ways"]] == ["blocking", "by a second thread"]
-    assert "no copy engine" in found["notes"][0]
+    report = json.loads(out)
+    assert [row["name"] for row in report["ways"]] == ["blocking", "by a second thread"]
+    assert "no copy engine" in report["notes"][0]
 
 
-def test_two_processes_work_at_once_on_a_cpu(say: Say) -> None:
+def test_bench_parallel_runs_two_processes_on_a_cpu(say: Say) -> None:
     code, out, err = say("bench parallel --size 64 --count 4 --device cpu --json")
     assert code == 0, err
-    found = json.loads(out)
-    assert found["places"].startswith("two processes on the CPU")
-    assert found["one"]["count"] == found["other"]["count"] == found["both"]["count"]
-    assert found["both"]["median_s"] > 0
+    report = json.loads(out)
+    assert report["places"].startswith("two processes on the CPU")
+    assert report["one"]["count"] == report["other"]["count"] == report["both"]["count"]
+    assert report["both"]["median_s"] > 0
 
 
-def test_a_measurement_that_fails_leaves_torchs_threads_as_they_were(
+def test_failed_measurement_restores_the_threads_of_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*args: object) -> None:
@@ -95,13 +95,13 @@ def test_a_measurement_that_fails_leaves_torchs_threads_as_they_were(
         ("bench overlap --device cuda:7", "is not here"),
     ],
 )
-def test_what_cannot_be_is_refused(say: Say, line: str, said: str) -> None:
+def test_invalid_options_are_refused(say: Say, line: str, said: str) -> None:
     code, _, err = say(line)
     assert code == 2
     assert said in err
 
 
-def test_devices_without_queues_of_their_own_are_refused() -> None:
+def test_devices_without_queues_are_refused() -> None:
     for measure in (measure_overlap, measure_parallel):
         with pytest.raises(ConfigError, match="supports cpu and cuda, got meta"):
             measure(torch.device("meta"), 8, 2)

@@ -1,4 +1,4 @@
-"""WorkQueue: in order, bounded, and an error is told to who waits."""
+"""WorkQueue runs operations in order, is bounded, and raises errors in who waits."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from paceline.bench.queues import WorkQueue
 from paceline.errors import ConfigError
 
 
-def test_operations_are_done_in_order() -> None:
+def test_operations_run_in_order() -> None:
     done: list[int] = []
     with WorkQueue(depth=4) as queue:
         for number in range(100):
@@ -18,7 +18,7 @@ def test_operations_are_done_in_order() -> None:
         assert done == list(range(100))
 
 
-def test_a_full_queue_blocks_until_it_is_half_empty() -> None:
+def test_full_queue_blocks_until_it_is_half_empty() -> None:
     gate, began = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -34,7 +34,7 @@ def test_a_full_queue_blocks_until_it_is_half_empty() -> None:
         queue.synchronize()
 
 
-def test_what_an_operation_raises_comes_out_where_it_is_waited_for() -> None:
+def test_synchronize_raises_the_error_of_an_operation() -> None:
     def fail() -> None:
         raise ValueError("mine")
 
@@ -45,10 +45,10 @@ def test_what_an_operation_raises_comes_out_where_it_is_waited_for() -> None:
         with pytest.raises(ValueError, match="mine"):
             queue.synchronize()
         assert done == [1]
-        queue.synchronize()  # said once
+        queue.synchronize()  # raised only once
 
 
-def test_closing_refuses_a_put_that_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_refuses_a_put_that_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, began, waits = threading.Event(), threading.Event(), threading.Event()
     done: list[int] = []
     errors: list[ConfigError] = []
@@ -88,7 +88,7 @@ def test_closing_refuses_a_put_that_waits_for_room(monkeypatch: pytest.MonkeyPat
     assert done == [0, 1]
 
 
-def test_closing_does_what_is_queued_and_takes_no_more() -> None:
+def test_close_runs_queued_operations_and_accepts_no_more() -> None:
     done: list[int] = []
     queue = WorkQueue()
     for number in range(10):

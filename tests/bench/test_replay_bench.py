@@ -1,4 +1,4 @@
-"""``bench/replay.py`` on a small run: its row says that every bit came out equal."""
+"""``bench/replay.py`` on a small run: its row reports bitwise equality."""
 
 import runpy
 import sys
@@ -9,7 +9,7 @@ import pytest
 BENCH = Path(__file__).parents[2] / "bench"
 
 
-def test_the_bench_finds_a_small_run_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_finds_the_replay_of_a_small_run_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(BENCH), *sys.path])
     measure = runpy.run_path(str(BENCH / "replay.py"))["measure"]
     row = measure("quadratic", "async", 2, 8, 10)

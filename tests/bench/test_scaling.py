@@ -1,4 +1,4 @@
-"""Scaling over real workers, in turn; how known times print, and what cannot be asked."""
+"""Scaling over real workers, the report for known times, and invalid options."""
 
 import json
 import time
@@ -32,17 +32,19 @@ QUESTION = ScalingQuestion(task="quadratic", workers=(2, 4), batch_size=8, round
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
 def sample(step_s: float, workers: int, mini_batch_size: int) -> ScalingSample:
-    """Of workers that are all done at the same time, always."""
+    """A sample of workers that always finish at the same time."""
     return ScalingSample(workers * mini_batch_size / step_s, 1.0 / step_s, (step_s,) * 9)
 
 
-def made_up(question: ScalingQuestion, steps_s: dict[str, float]) -> Callable[..., ScalingSample]:
-    """Instead of runs: steps by the label of a row, the second round 10 % slower."""
+def fake_measure(
+    question: ScalingQuestion, steps_s: dict[str, float]
+) -> Callable[..., ScalingSample]:
+    """Replaces runs by the step time of a row's label; the second round is 10 % slower."""
     count = dict.fromkeys(steps_s, 0)
 
     def measure(
@@ -64,20 +66,20 @@ STEPS_S = {
 }  # fmt: skip
 
 
-def test_known_times_make_speed_up_and_efficiency(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round that is slow for all changes no ratio."""
-    monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, STEPS_S))
+def test_speedup_and_efficiency_follow_from_known_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that is slow for all rows changes no ratio."""
+    monkeypatch.setattr(scaling, "_measure", fake_measure(QUESTION, STEPS_S))
     monkeypatch.setattr(scaling, "num_cores", lambda: 2)
-    said: list[str] = []
-    found = measure_scaling(QUESTION, said.append)
-    rows = {(one.kind, one.workers): one for one in found.rows}
+    messages: list[str] = []
+    result = measure_scaling(QUESTION, messages.append)
+    rows = {(one.kind, one.workers): one for one in result.rows}
     assert rows[WEAK, 2].efficiencies == pytest.approx((0.8, 0.8))
     assert rows[WEAK, 2].speedups == pytest.approx((1.6, 1.6))
     assert rows[STRONG, 2].speedups == pytest.approx((1.6, 1.6))
     assert rows[STRONG, 4].efficiencies == pytest.approx((0.5, 0.5))
-    assert rows[STRONG, 4].p95_step_s == pytest.approx(0.00525)  # of the two rounds, the middle
+    assert rows[STRONG, 4].p95_step_s == pytest.approx(0.00525)  # the median of the two rounds
     assert (rows[STRONG, 4].mini_batch_size, rows[WEAK, 4].mini_batch_size) == (2, 8)
-    lines = render_scaling(found)
+    lines = render_scaling(result)
     row = next(line for line in lines if line.startswith("2 workers, weak"))
     assert row.split()[3:] == [
         "8", "1,222", "1.60", "0.800", "0.800", "to", "0.800", "13.1", "ms", "13.1", "ms", "76.4"
@@ -85,34 +87,34 @@ def test_known_times_make_speed_up_and_efficiency(monkeypatch: pytest.MonkeyPatc
     assert "4 or more workers share 2 cores: their efficiency shows" in " ".join(lines)
     assert "runs of more workers with --mini-batch-size 8" in lines[-1]
     assert lines[:-1] == [
-        line.replace("inline", "local") for line in render_scaling(replace(found, engine="inline"))
+        line.replace("inline", "local") for line in render_scaling(replace(result, engine="inline"))
     ]
-    assert len(said) == 10
-    assert said[0].startswith("round 1 of 2: 1 worker: 800 samples/s")
-    assert said[5].startswith("round 2 of 2: 2 workers, weak")  # it begins with another one
+    assert len(messages) == 10
+    assert messages[0].startswith("round 1 of 2: 1 worker: 800 samples/s")
+    assert messages[5].startswith("round 2 of 2: 2 workers, weak")  # it starts with another row
 
 
-def test_what_is_there_is_given_when_the_user_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_returns_the_rows_measured_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     stops = {**STEPS_S, "4 workers, weak": -1.0}
-    monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, stops))
+    monkeypatch.setattr(scaling, "_measure", fake_measure(QUESTION, stops))
     with pytest.raises(Interrupted) as caught:
         measure_scaling(QUESTION)
-    found = caught.value.summary
-    assert [(one.kind, one.workers) for one in found.rows] == [("", 1), (WEAK, 2), (STRONG, 2)]
-    assert found.interrupted_in == "round 1 of 2: 4 workers, weak"
-    assert render_scaling(found)[-1].startswith("interrupted in round 1 of 2")
-    ElementTree.fromstring(draw_scaling(found))
+    result = caught.value.summary
+    assert [(row.kind, row.workers) for row in result.rows] == [("", 1), (WEAK, 2), (STRONG, 2)]
+    assert result.interrupted_in == "round 1 of 2: 4 workers, weak"
+    assert render_scaling(result)[-1].startswith("interrupted in round 1 of 2")
+    ElementTree.fromstring(draw_scaling(result))
     first = {**STEPS_S, "2 workers, weak": -1.0}
-    monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, first))
+    monkeypatch.setattr(scaling, "_measure", fake_measure(QUESTION, first))
     with pytest.raises(KeyboardInterrupt) as alone:
         measure_scaling(QUESTION)
     assert not isinstance(alone.value, Interrupted)
 
 
-def test_two_measurements_in_one_second_keep_their_runs_apart(
+def test_two_measurements_in_one_second_use_separate_folders(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    measure = made_up(QUESTION, STEPS_S)
+    measure = fake_measure(QUESTION, STEPS_S)
 
     def kept(*arguments: object) -> ScalingSample:
         *_, folder = arguments
@@ -127,20 +129,20 @@ def test_two_measurements_in_one_second_keep_their_runs_apart(
     assert all((tmp_path / run / FILE_NAME).is_file() for run in runs)
 
 
-def test_a_measurement_without_a_run_leaves_no_folder(
+def test_measurement_without_a_run_leaves_no_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, {**STEPS_S, "1 worker": -1.0}))
+    monkeypatch.setattr(scaling, "_measure", fake_measure(QUESTION, {**STEPS_S, "1 worker": -1.0}))
     with pytest.raises(KeyboardInterrupt):
         measure_scaling(QUESTION)
     assert not list((tmp_path / "runs").iterdir())
 
 
-def test_the_ideal_that_is_drawn_is_so_many_times_one_worker(
+def test_ideal_curve_is_a_multiple_of_one_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The axis of workers is logarithmic, so it is no straight line."""
-    monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, dict.fromkeys(STEPS_S, 0.010)))
+    """The axis of workers is logarithmic, so the curve is no straight line."""
+    monkeypatch.setattr(scaling, "_measure", fake_measure(QUESTION, dict.fromkeys(STEPS_S, 0.010)))
     drawn: list[tuple[Curve, ...]] = []
     monkeypatch.setattr(
         scaling, "draw_chart", lambda title, words, parts: drawn.extend(p.curves for p in parts)
@@ -153,7 +155,7 @@ def test_the_ideal_that_is_drawn_is_so_many_times_one_worker(
     assert [point.value for point in strong.points] == pytest.approx([weak.points[0].value] * 3)
 
 
-def test_only_what_lies_between_updates_of_a_warm_epoch_counts(tmp_path: Path) -> None:
+def test_only_times_between_updates_of_warm_epochs_count(tmp_path: Path) -> None:
     trace = Trace(tmp_path / FILE_NAME)
     trace.header(workers=2, device="cpu", source="made up", num_samples=48, mini_batch_size=4)
     for worker in range(2):
@@ -171,44 +173,44 @@ def test_only_what_lies_between_updates_of_a_warm_epoch_counts(tmp_path: Path) -
         trace.order(EpochEnd(epoch, version), t_s)
     trace.close()
     about: dict[str, str] = {}
-    found = read_sample(tmp_path, about)
-    assert found.samples_per_s == pytest.approx(800.0)
-    assert found.updates_per_s == pytest.approx(100.0)
-    # Each worker's first two steps do not count; the third is still a slow one.
-    assert max(found.steps_s) == pytest.approx(1.0)
-    assert len(found.steps_s) == 2 * (4 + 5)
+    result = read_sample(tmp_path, about)
+    assert result.samples_per_s == pytest.approx(800.0)
+    assert result.updates_per_s == pytest.approx(100.0)
+    # The first two steps of each worker do not count; the third is still slow.
+    assert max(result.steps_s) == pytest.approx(1.0)
+    assert len(result.steps_s) == 2 * (4 + 5)
     assert about == {"device": "cpu", "source": "made up"}
 
 
-def test_real_workers_are_measured_and_drawn(say: Say, tmp_path: Path) -> None:
+def test_bench_scaling_measures_and_plots_workers(say: Say, tmp_path: Path) -> None:
     line = "bench scaling quadratic -n 1,2 --batch-size 8 --updates 20 --rounds 2"
     code, out, err = say(f"{line} --plot scaling.svg --json")
     assert code == 0, err
-    found = json.loads(out)
-    assert [(row["kind"], row["workers"]) for row in found["rows"]] == [
+    report = json.loads(out)
+    assert [(row["kind"], row["workers"]) for row in report["rows"]] == [
         ("", 1), (WEAK, 2), (STRONG, 2)
     ]  # fmt: skip
-    assert [row["mini_batch_size"] for row in found["rows"]] == [8, 8, 4]
-    for row in found["rows"]:
+    assert [row["mini_batch_size"] for row in report["rows"]] == [8, 8, 4]
+    for row in report["rows"]:
         assert len(row["samples_per_s"]) == 2
         assert min(row["samples_per_s"]) > 0 < row["step_s"] <= row["p95_step_s"]
     ElementTree.parse(tmp_path / "scaling.svg")
-    assert (tmp_path / found["one_worker_run"] / FILE_NAME).is_file()
+    assert (tmp_path / report["one_worker_run"] / FILE_NAME).is_file()
     page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     section = page.split("## `paceline bench scaling`")[1].split("\n## ")[0]
-    for field in (*found, *found["rows"][0]):
+    for field in (*report, *report["rows"][0]):
         assert f"`{field}`" in section, field
-    # A run of two workers with the same mini-batch now knows what one needs.
+    # A run of two workers with the same mini-batch can now refer to that of one worker.
     code, out, err = say(
         "train quadratic --workers 2 --mini-batch-size 8 --threads 1 --updates 20 --json"
     )
     assert code == 0, err
     known = json.loads(out)["scaling_efficiency"]
-    assert f"runs/{known['one_worker_run']}" == found["one_worker_run"]
+    assert f"runs/{known['one_worker_run']}" == report["one_worker_run"]
     assert known["value"] > 0
 
 
-def test_an_asynchronous_protocol_makes_as_many_steps_a_worker(say: Say) -> None:
+def test_asynchronous_workers_each_make_as_many_steps_as_one_alone(say: Say) -> None:
     code, out, err = say(
         "bench scaling quadratic -n 2 --weak --protocol async --batch-size 4 --updates 12 "
         "--rounds 1 --engine inline --json"
@@ -219,7 +221,7 @@ def test_an_asynchronous_protocol_makes_as_many_steps_a_worker(say: Say) -> None
     assert rows[1]["updates_per_s"] == pytest.approx(rows[1]["samples_per_s"][0] / 4, rel=1e-6)
 
 
-def test_a_batch_is_shared_as_far_as_it_goes() -> None:
+def test_strong_scaling_divides_the_batch_among_workers() -> None:
     assert [one.mini_batch_size for one in cases(QUESTION, 9)] == [9, 9, 4, 9, 2]
     with pytest.raises(ConfigError, match="a batch of 3 has no sample for each of 4 workers"):
         cases(QUESTION, 3)
@@ -240,7 +242,7 @@ def test_a_batch_is_shared_as_far_as_it_goes() -> None:
         ("quadratic -n 8 --batch-size 4", "--batch-size"),
     ],
 )
-def test_bad_input_is_one_sentence(say: Say, flags: str, words: str) -> None:
+def test_invalid_input_gets_a_one_line_error(say: Say, flags: str, words: str) -> None:
     code, _, err = say(f"bench scaling {flags}")
     assert code == 2
     assert words in err.splitlines()[-1]

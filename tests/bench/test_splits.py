@@ -1,4 +1,4 @@
-"""Splits that are run beside their prediction: what runs come to, how it prints, what cannot."""
+"""Measured splits beside their predictions: results, report and refusals."""
 
 import json
 from collections.abc import Callable
@@ -40,8 +40,8 @@ def price(name: str, step_s: float | None, why: str = "") -> SplitPrice:
     return SplitPrice(name=name, step_s=step_s, sent_bytes=64, memory_bytes=4096, why=why)
 
 
-def made_up(monkeypatch: pytest.MonkeyPatch, steps_s: dict[str, float]) -> list[str]:
-    """Instead of runs: two workers, one of which does 3/4 of the other's work; who ran, in turn."""
+def fake_runs(monkeypatch: pytest.MonkeyPatch, steps_s: dict[str, float]) -> list[str]:
+    """Replaces runs: one of two workers does 3/4 of the other's work; returns what ran."""
     prices = (
         price("none", 0.004), price("data", 0.003), price("network", None, "nine are odd"),
         price("2x2", 0.002),
@@ -64,54 +64,54 @@ def made_up(monkeypatch: pytest.MonkeyPatch, steps_s: dict[str, float]) -> list[
     return ran
 
 
-def test_known_runs_make_rows_beside_their_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = made_up(monkeypatch, {"none": 0.010, "data": 0.020, "network": 0.030})
-    found = measure_splits(QUESTION)
+def test_known_runs_are_listed_beside_their_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = fake_runs(monkeypatch, {"none": 0.010, "data": 0.020, "network": 0.030})
+    result = measure_splits(QUESTION)
     assert ran == ["none", "data", "network", "data", "network", "none"]
-    rows = {one.split: one for one in found.rows}
+    rows = {one.split: one for one in result.rows}
     assert rows["data"].steps_s == (0.020, 0.040) * 2
     assert rows["data"].step_s == pytest.approx(0.030)
     assert (rows["data"].memory_bytes, rows["data"].sent_bytes) == (2048.0, 10.0)
     assert rows["data"].balance == pytest.approx(3.5 / 4)
     assert rows["network"].predicted_step_s is None
     assert (rows["2x2"].steps_s, rows["2x2"].memory_bytes) == ((), None)
-    assert (found.advised, found.fastest) == ("2x2", "none")
-    lines = render_live_splits(found)
+    assert (result.advised, result.fastest) == ("2x2", "none")
+    lines = render_live_splits(result)
     row = next(line for line in lines if line.startswith("data"))
     assert row.split() == [
         "data", "30", "ms", "20", "ms", "to", "40", "ms", "3", "ms", "10", "B", "64", "B",
         "2.0", "KiB", "4.0", "KiB", "0.88", "1.00",
     ]  # fmt: skip
     assert next(line for line in lines if line.startswith("none")).endswith("fastest measured")
-    assert next(one for one in lines if one.startswith("2x2")).endswith("advised, not run")
+    assert next(line for line in lines if line.startswith("2x2")).endswith("advised, not run")
     assert "network: nine are odd" in lines
-    assert any(one.startswith("2x2: split '2x2' is for 4 workers") for one in lines)
+    assert any(line.startswith("2x2: split '2x2' is for 4 workers") for line in lines)
     assert lines[-1] == "advised: 2x2, which was not run; fastest measured: none"
 
 
-def test_a_run_that_is_refused_is_a_row_and_is_not_tried_again(
+def test_refused_run_gets_a_row_and_is_not_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ran = made_up(monkeypatch, {"none": 0.010, "data": -1.0, "network": 0.030})
-    found = measure_splits(QUESTION)
+    ran = fake_runs(monkeypatch, {"none": 0.010, "data": -1.0, "network": 0.030})
+    result = measure_splits(QUESTION)
     assert ran.count("data") == 1
-    assert "data: data is not possible" in render_live_splits(found)
-    ElementTree.fromstring(draw_live_splits(found))
+    assert "data: data is not possible" in render_live_splits(result)
+    ElementTree.fromstring(draw_live_splits(result))
 
 
-def test_what_is_there_is_given_when_the_user_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    made_up(monkeypatch, {"none": 0.010, "data": 0.0, "network": 0.030})
+def test_interrupt_returns_the_rows_measured_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_runs(monkeypatch, {"none": 0.010, "data": 0.0, "network": 0.030})
     with pytest.raises(Interrupted) as caught:
         measure_splits(QUESTION)
     assert caught.value.summary.fastest == "none"
     assert "interrupted in round 1 of 2: data" in render_live_splits(caught.value.summary)
-    made_up(monkeypatch, {"none": 0.0})
+    fake_runs(monkeypatch, {"none": 0.0})
     with pytest.raises(KeyboardInterrupt) as alone:
         measure_splits(QUESTION)
     assert not isinstance(alone.value, Interrupted)
 
 
-def test_none_is_one_worker_and_all_have_the_same_batch() -> None:
+def test_split_none_uses_one_worker_and_the_same_batch() -> None:
     by_name = {
         name: command_of(QUESTION, name, 64, Path("run")) for name in ("none", "network", "2x2")
     }
@@ -124,10 +124,10 @@ def test_none_is_one_worker_and_all_have_the_same_batch() -> None:
         assert flags["--batch-size"] == "64"
 
 
-def test_a_process_is_watched_from_its_third_loss(
+def test_process_is_measured_from_its_third_loss(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What it writes for the watch itself is not counted; the peak is above what was before."""
+    """Bytes of the measurement itself are not counted; the peak excludes earlier memory."""
     held, resets, written = [0], [0], [0]
 
     def reset(device: object) -> None:
@@ -154,23 +154,23 @@ def test_a_process_is_watched_from_its_third_loss(
     assert busy == (0.5,)
 
 
-def test_a_real_split_is_run_and_drawn(say: Say, tmp_path: Path) -> None:
+def test_bench_splits_runs_and_plots_a_split(say: Say, tmp_path: Path) -> None:
     (tmp_path / "three_layers.py").write_text(TASK)
     code, out, err = say(
         "bench splits three_layers:task -n 2 --only network --updates 8 --plot s.svg --json"
     )
     assert code == 0, err
-    found = json.loads(out)
-    (network,) = found["rows"]
+    report = json.loads(out)
+    (network,) = report["rows"]
     assert len(network["steps_s"]) >= 2 * 4
     assert min(network["steps_s"]) > 0
-    assert network["sent_bytes"] > 4 * 8 * 64 / 2  # half of the border, at the least
+    assert network["sent_bytes"] > 4 * 8 * 64 / 2  # at least half of the border
     assert 0 < network["balance"] <= 1
     assert network["memory_bytes"] > 0
     ElementTree.parse(tmp_path / "s.svg")
     page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     section = page.split("## `paceline bench splits`")[1].split("\n## ")[0]
-    for name in (*found, *network):
+    for name in (*report, *network):
         assert f"`{name}`" in section, name
 
 
@@ -185,7 +185,7 @@ def test_a_real_split_is_run_and_drawn(say: Say, tmp_path: Path) -> None:
         ("softmax --only netwrok --batch-size 8", "did you mean 'network'"),
     ],
 )
-def test_bad_input_is_one_sentence(say: Say, flags: str, words: str) -> None:
+def test_invalid_input_gets_a_one_line_error(say: Say, flags: str, words: str) -> None:
     code, _, err = say(f"bench splits {flags}")
     assert code == 2
     assert words in err.splitlines()[-1]

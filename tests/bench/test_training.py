@@ -1,4 +1,4 @@
-"""Gradient noise: exact where it is known, and what a batch size is worth on a real task."""
+"""Gradient noise of known size, and the effect of the batch size on a real task."""
 
 import doctest
 import json
@@ -18,11 +18,11 @@ from paceline.bench.training import measure_noise, scale_of, scaled_rate, unbias
 Say = Callable[[str], tuple[int, str, str]]
 
 
-def test_the_example_is_true() -> None:
+def test_doctests_pass() -> None:
     assert doctest.testmod(training).failed == 0
 
 
-def test_noise_of_a_known_size_is_found() -> None:
+def test_known_noise_scale_is_recovered() -> None:
     generator = torch.Generator().manual_seed(0)
     truth = torch.full((100,), 0.1)  # |G|^2 = 1
 
@@ -30,38 +30,38 @@ def test_noise_of_a_known_size_is_found() -> None:
         # tr(Sigma) = 100 * 0.8 = 80, so B_simple = 80
         return truth + torch.randn(100, generator=generator) * math.sqrt(0.8 / count)
 
-    found = measure_noise(gradient, small=8, doublings=5, draws=100)
-    assert found.scale == pytest.approx(80, rel=0.1)
-    assert found.trace == pytest.approx(80, rel=0.05)
-    low, high = found.interval
-    assert low < found.scale < high < 1.5 * low
-    for size in found.squared:
-        assert found.measured_share(size) == pytest.approx(80 / (80 + size), abs=0.03)
-    assert found.share(80) == pytest.approx(0.5, abs=0.03)
+    result = measure_noise(gradient, small=8, doublings=5, draws=100)
+    assert result.scale == pytest.approx(80, rel=0.1)
+    assert result.trace == pytest.approx(80, rel=0.05)
+    low, high = result.interval
+    assert low < result.scale < high < 1.5 * low
+    for size in result.squared:
+        assert result.measured_share(size) == pytest.approx(80 / (80 + size), abs=0.03)
+    assert result.share(80) == pytest.approx(0.5, abs=0.03)
 
 
-def test_both_figures_are_unbiased_by_the_batch_sizes_they_come_from() -> None:
+def test_signal_and_trace_estimates_are_unbiased() -> None:
     rng = random.Random(1)
     for _ in range(20):
         signal, trace, small = rng.uniform(0.1, 9), rng.uniform(0.1, 9), rng.randint(1, 50)
         big = small + rng.randint(1, 500)
-        found = unbiased(small, signal + trace / small, big, signal + trace / big)
-        assert found == pytest.approx((signal, trace))
+        result = unbiased(small, signal + trace / small, big, signal + trace / big)
+        assert result == pytest.approx((signal, trace))
 
 
-def test_a_gradient_hidden_in_noise_has_no_finite_scale() -> None:
+def test_negative_signal_estimate_has_infinite_noise_scale() -> None:
     assert scale_of(-0.1, 3.0) == math.inf
     assert scale_of(2.0, 0.0) == 0.0
 
 
-def test_the_rate_grows_with_the_batch_below_the_scale_and_not_above_it() -> None:
+def test_rate_grows_with_the_batch_only_below_the_noise_scale() -> None:
     assert scaled_rate(0.1, 32, 64, scale=math.inf) == pytest.approx(0.2)
     assert scaled_rate(0.1, 32, 64, scale=1e9) == pytest.approx(0.2, rel=1e-6)
     assert scaled_rate(0.1, 32, 64, scale=0.0) == 0.1
     assert scaled_rate(0.1, 32, 32, scale=50.0) == pytest.approx(0.1)
 
 
-def test_the_verb_trains_to_the_target_and_draws_it(say: Say, tmp_path: Path) -> None:
+def test_tune_batch_size_trains_to_the_target_and_plots(say: Say, tmp_path: Path) -> None:
     line = "tune batch-size tests_digits:task --noise --target-accuracy 0.7 --seeds 2 --after 5"
     (tmp_path / "tests_digits.py").write_text(
         "from paceline.data.fetch import Choice\n"
@@ -70,16 +70,16 @@ def test_the_verb_trains_to_the_target_and_draws_it(say: Say, tmp_path: Path) ->
     )
     code, out, err = say(f"{line} --batch-sizes 32,128 --device cpu --plot batch.svg --json")
     assert code == 0, err
-    found = json.loads(out)
-    assert found["noise_scale"] is None or found["noise_scale"] > 1
-    assert [row["batch_size"] for row in found["rows"]] == [32, 128]
-    for row in found["rows"]:
+    report = json.loads(out)
+    assert report["noise_scale"] is None or report["noise_scale"] > 1
+    assert [row["batch_size"] for row in report["rows"]] == [32, 128]
+    for row in report["rows"]:
         assert len(row["seconds"]) == 2
         assert all(seconds > 0 for seconds in row["seconds"])
         assert min(row["accuracy"]) >= 0.7
-    assert found["rows"][0]["learning_rate"] == pytest.approx(0.1)
+    assert report["rows"][0]["learning_rate"] == pytest.approx(0.1)
     picture = ElementTree.parse(tmp_path / "batch.svg")
-    words = [one.text or "" for one in picture.iter() if one.tag.endswith("text")]
+    words = [element.text or "" for element in picture.iter() if element.tag.endswith("text")]
     assert "samples a batch" in words
     assert "samples a second" in words
     assert "128" in words
@@ -96,7 +96,7 @@ def test_the_verb_trains_to_the_target_and_draws_it(say: Say, tmp_path: Path) ->
         ("softmax --noise --target-accuracy 0.8 --seeds 0", "--seeds >= 1"),
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused(say: Say, line: str, said: str) -> None:
+def test_invalid_options_are_refused(say: Say, line: str, said: str) -> None:
     code, _, err = say(f"tune batch-size {line}")
     assert code == 2
     assert said in err

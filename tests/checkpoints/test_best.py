@@ -1,4 +1,4 @@
-"""The best models that are kept: which, in which files, whoever evaluates."""
+"""The best models that are kept: which, in which files, whichever worker evaluates."""
 
 import contextlib
 import json
@@ -23,9 +23,9 @@ Say = Callable[[str], tuple[int, str, str]]
 Launch = Callable[..., tuple[int, str, str]]
 
 
-def _models(folder: Path, **asked: object) -> BestModels:
+def _models(folder: Path, **flags: object) -> BestModels:
     now = folder.stat()
-    return BestModels(folder, (now.st_dev, now.st_ino), "acc", **asked)  # type: ignore[arg-type]
+    return BestModels(folder, (now.st_dev, now.st_ino), "acc", **flags)  # type: ignore[arg-type]
 
 
 def _look(models: BestModels, *rows: tuple[int, float]) -> None:
@@ -38,33 +38,33 @@ def _listed(folder: Path) -> list[int]:
     return [row["version"] for row in rows]
 
 
-def test_the_best_is_kept_and_nothing_else(tmp_path: Path) -> None:
+def test_only_the_best_model_is_kept(tmp_path: Path) -> None:
     _look(_models(tmp_path), (1, 0.5), (2, 0.7), (3, 0.6), (4, 0.7))
     assert sorted(os.listdir(tmp_path)) == ["best.json", "best.safetensors"]
     assert (tmp_path / "best.safetensors").read_text() == "2"
 
 
-def test_as_many_are_kept_as_were_asked_for(tmp_path: Path) -> None:
+def test_as_many_models_are_kept_as_requested(tmp_path: Path) -> None:
     _look(_models(tmp_path, most=2), (1, 0.5), (2, 0.7), (3, 0.6), (4, 0.9), (5, 0.1))
     assert _listed(tmp_path) == [4, 2]
     assert (tmp_path / "best.safetensors").read_text() == "4"
-    assert sorted(one.name for one in tmp_path.glob("best-*")) == [
+    assert sorted(path.name for path in tmp_path.glob("best-*")) == [
         "best-2.safetensors", "best-4.safetensors",
     ]  # fmt: skip
 
 
-def test_several_workers_keep_the_best_of_all_of_them(tmp_path: Path) -> None:
-    one, other = _models(tmp_path), _models(tmp_path)
-    _look(one, (1, 0.9))
-    _look(other, (2, 0.5), (1, 0.9))
+def test_several_workers_keep_the_best_of_all(tmp_path: Path) -> None:
+    first, second = _models(tmp_path), _models(tmp_path)
+    _look(first, (1, 0.9))
+    _look(second, (2, 0.5), (1, 0.9))
     assert (_listed(tmp_path), (tmp_path / "best.safetensors").read_text()) == ([1], "1")
-    _look(other, (3, 1.0))
-    _look(one, (4, 0.95))
+    _look(second, (3, 1.0))
+    _look(first, (4, 0.95))
     assert _listed(tmp_path) == [3]
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_of_local_weights_at_one_version_the_best_count(most: int, tmp_path: Path) -> None:
+def test_the_best_local_weights_of_a_version_are_kept(most: int, tmp_path: Path) -> None:
     models = _models(tmp_path, most=most)
     models.look({"acc": (2.0, 4)}, 0, lambda: b"after one local step")
     models.look({"acc": (3.0, 4)}, 0, lambda: b"after two")
@@ -75,7 +75,7 @@ def test_of_local_weights_at_one_version_the_best_count(most: int, tmp_path: Pat
 
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("most", [1, 2])
-def test_a_kill_while_one_is_kept_lets_nothing_worse_take_its_place(
+def test_a_kill_while_a_model_is_kept_never_leaves_a_worse_one(
     most: int, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _look(_models(tmp_path, most=most), (1, 0.5))
@@ -93,18 +93,18 @@ def test_a_kill_while_one_is_kept_lets_nothing_worse_take_its_place(
     _look(_models(tmp_path, most=most), (3, 0.7))
     assert (tmp_path / "best.safetensors").read_text() == ("2" if best == "2" else "3")
     assert _listed(tmp_path) == {"1": [3, 1], "2": [2, 3]}[best][:most]
-    _look(_models(tmp_path, most=most), (2, 0.9))  # where the run goes on from before it
+    _look(_models(tmp_path, most=most), (2, 0.9))  # where the run resumes from before it
     assert (tmp_path / "best.safetensors").read_text() == "2"
 
 
-def test_what_is_not_finite_or_not_measured_is_not_kept(tmp_path: Path) -> None:
+def test_non_finite_and_unmeasured_values_are_not_kept(tmp_path: Path) -> None:
     models = _models(tmp_path)
     models.look({"acc": (float("nan"), 4)}, 1, bytes)
     models.look({"loss": (1.0, 4)}, 1, bytes)
     assert os.listdir(tmp_path) == []
 
 
-def test_a_metric_whose_name_does_not_tell_needs_a_mode(tmp_path: Path) -> None:
+def test_a_metric_with_an_ambiguous_name_needs_a_mode(tmp_path: Path) -> None:
     now = tmp_path.stat()
     identity = now.st_dev, now.st_ino
     with pytest.raises(ConfigError, match="'margin' does not tell whether more of it is better"):
@@ -115,7 +115,7 @@ def test_a_metric_whose_name_does_not_tell_needs_a_mode(tmp_path: Path) -> None:
     assert _listed(tmp_path) == [2]
 
 
-def test_another_metric_is_not_compared(tmp_path: Path) -> None:
+def test_models_of_another_metric_are_not_compared(tmp_path: Path) -> None:
     _look(_models(tmp_path), (1, 0.9))
     now = tmp_path.stat()
     other = BestModels(tmp_path, (now.st_dev, now.st_ino), "loss")
@@ -154,25 +154,25 @@ for number in pace.updates(40):
 
 @pytest.fixture
 def launch(say: Say, tmp_path: Path) -> Launch:
-    def run(flags: str, asked: str) -> tuple[int, str, str]:
-        (tmp_path / "train.py").write_text(SCRIPT.format(asked=asked))
+    def run(flags: str, rules: str) -> tuple[int, str, str]:
+        (tmp_path / "train.py").write_text(SCRIPT.format(asked=rules))
         return say(f"launch --device cpu --run-dir run {flags} train.py")
 
     return run
 
 
 @pytest.mark.parametrize("flags", ["--workers 1", "--workers 3 --protocol async"])
-def test_in_a_loop_over_numbers_whoever_comes_by_evaluates_logs_and_saves(
+def test_every_worker_evaluates_logs_and_saves_in_a_loop_over_numbers(
     flags: str, launch: Launch, tmp_path: Path
 ) -> None:
     code, out, err = launch(flags, 'pace.keep_best("f1", most=2)')
     assert code == 0, err
     run = tmp_path / "run"
-    lines = [json.loads(one) for one in (run / "trace.jsonl").read_text().splitlines()]
-    logged = {one["values"]["number"] for one in lines if one["kind"] == "log"}
+    lines = [json.loads(line) for line in (run / "trace.jsonl").read_text().splitlines()]
+    logged = {line["values"]["number"] for line in lines if line["kind"] == "log"}
     assert logged == set(range(4, 40, 5))
     measured = {
-        one["version"]: one["totals"]["f1"][0] for one in lines if one["kind"] == "evaluated"
+        line["version"]: line["totals"]["f1"][0] for line in lines if line["kind"] == "evaluated"
     }
     assert measured
     assert f"update {max(measured)}: test f1" in out
@@ -185,20 +185,20 @@ def test_in_a_loop_over_numbers_whoever_comes_by_evaluates_logs_and_saves(
 
 
 @pytest.mark.parametrize("flags", ["--workers 1", "--workers 2 --protocol full-sync"])
-def test_a_run_ends_where_a_metric_grows_no_better(flags: str, launch: Launch) -> None:
+def test_a_run_ends_when_a_metric_stops_improving(flags: str, launch: Launch) -> None:
     code, out, err = launch(flags, 'pace.stop_when("f1", patience=1)')
     assert code == 0, err
     assert "f1 was no better than" in out
     assert "once" in out
 
 
-def test_a_rule_for_what_nobody_measures_is_named_at_the_end(launch: Launch) -> None:
+def test_a_rule_for_an_unmeasured_metric_is_named_at_the_end(launch: Launch) -> None:
     code, out, _ = launch("--workers 1", 'pace.stop_when("acc", above=0.9)')
     assert code == 0
     assert "pace.stop_when('acc') did nothing: no pace.evaluate measured that" in out
 
 
-def test_one_worker_alone_ends_and_keeps_by_the_same_rules(
+def test_a_lone_worker_stops_and_keeps_by_the_same_rules(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -225,11 +225,9 @@ def test_one_worker_alone_ends_and_keeps_by_the_same_rules(
     assert "pace.stop_when('f1') did nothing" in capsys.readouterr().out
 
 
-def test_a_run_that_goes_on_counts_what_was_evaluated_before(
-    launch: Launch, say: Say, tmp_path: Path
-) -> None:
-    asked = 'pace.stop_when("f1", patience=3)'
-    code, out, err = launch("--workers 1 --updates 31", asked)
+def test_a_resumed_run_counts_earlier_evaluations(launch: Launch, say: Say, tmp_path: Path) -> None:
+    rules = 'pace.stop_when("f1", patience=3)'
+    code, out, err = launch("--workers 1 --updates 31", rules)
     assert code == 0, err
     assert "ended             31 updates" in out  # evaluated at 25 and 30: no better than at 20
     code, out, err = say("launch --device cpu --resume run train.py")

@@ -1,6 +1,6 @@
-"""A run that stops between two epochs: what the script did there since its loop is done once.
+"""A run that stops between two epochs: what the script did there after its loop is done once.
 
-It goes on at the end of that loop, so the script comes by the same lines again.
+It resumes at the end of that loop, so the script runs the same lines again.
 """
 
 import json
@@ -66,12 +66,12 @@ def _found(folder: Path) -> list[object]:
 
 @pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2", "k-batch-async:1"])
 @pytest.mark.parametrize("way", WAYS)
-def test_it_is_done_once(
+def test_work_between_epochs_is_done_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, protocol: str
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(WAYS[way])
-    found = []
+    results = []
     for name in ("whole", "cut"):
         folder = tmp_path / name
         folder.mkdir()
@@ -84,10 +84,10 @@ def test_it_is_done_once(
             run = run_script(
                 script, folder, workers=2, protocol=protocol, resume=str(folder / "run")
             )
-        found.append(_found(folder))
-    whole, cut = found
+        results.append(_found(folder))
+    whole, cut = results
     assert whole[0][:2] == [[0.1 * 0.5**4], 4]
-    for one, other in zip(whole, cut, strict=True):
-        assert one[:2] == other[:2]
+    for uncut, other in zip(whole, cut, strict=True):
+        assert uncut[:2] == other[:2]
         if protocol != "k-batch-async:1":
-            assert one[2] == other[2]
+            assert uncut[2] == other[2]

@@ -25,7 +25,7 @@ from paceline.wire.messages import Copied
         ("never", 0.0, "never"),
     ],
 )
-def test_what_can_be_asked_for(text: str, value: float, unit: str) -> None:
+def test_a_valid_interval_is_parsed(text: str, value: float, unit: str) -> None:
     every = parse_every(text)
     assert (every.value, every.unit) == (value, unit)
 
@@ -33,12 +33,12 @@ def test_what_can_be_asked_for(text: str, value: float, unit: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "30", "s", "-3s", "0 updates", "1.5 epochs", "30s 2min", "x", f"{10**400} updates"]
 )
-def test_all_else_is_refused(text: str) -> None:
+def test_other_intervals_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="checkpoint_every"):
         parse_every(text)
 
 
-def test_by_updates() -> None:
+def test_checkpoints_are_due_by_updates() -> None:
     due = Due(parse_every("10 updates"), 0.0, 5, 0)
     assert not due.by_step(1e9, 14)
     assert due.by_step(0.0, 15)
@@ -47,35 +47,35 @@ def test_by_updates() -> None:
     assert not due.by_step(0.0, 24)
 
 
-def test_by_epochs_never_inside_one() -> None:
+def test_checkpoints_by_epochs_are_never_due_inside_one() -> None:
     due = Due(parse_every("2 epochs"), 0.0, 0, 3)
     assert not due.by_step(1e9, 10**9)
     assert not due.by_epoch(0.0, 1, 4)
     assert due.by_epoch(0.0, 1, 5)
 
 
-def test_by_the_clock_and_only_when_something_is_new() -> None:
+def test_checkpoints_are_due_by_time_only_after_a_new_update() -> None:
     due = Due(parse_every("30s"), 100.0, 7, 0)
     assert not due.by_step(129.0, 8)
     assert not due.by_step(131.0, 7)
     assert due.by_step(131.0, 8)
 
 
-def test_a_slow_disk_is_asked_less_often() -> None:
+def test_a_slow_disk_makes_checkpoints_rarer() -> None:
     due = Due(parse_every("30s"), 0.0, 0, 0)
     due.wrote(12.0)
     assert not due.by_step(119.0, 9)
     assert due.by_step(121.0, 9)
 
 
-def test_never_is_never() -> None:
+def test_checkpoints_with_never_are_never_due() -> None:
     due = Due(Every(value=0.0, unit="never"), 0.0, 0, 0)
     assert not due.by_step(1e9, 10**9)
     assert not due.by_epoch(1e9, 10**9, 10**6)
 
 
-def test_what_the_run_stood_for_counts_as_what_it_took() -> None:
-    """Of a split model, which is written by a member while all others wait."""
+def test_time_that_the_run_waited_counts_as_writing_time() -> None:
+    """For a split model, which one member writes while all others wait."""
     made = Checkpointing.__new__(Checkpointing)
     made._due = Due(parse_every("1s"), 0.0, 0, 0)
     made._draft = _Draft(number=1, aside=Path())

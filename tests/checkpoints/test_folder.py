@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole or not there at all, whatever ends the writer; never a wrong one."""
+"""Checkpoints on disk: whole or absent, however the writer ends; never a wrong one."""
 
 import contextlib
 import json
@@ -27,23 +27,23 @@ def save(checkpoints: CheckpointFolder, value: int) -> Path:
     return checkpoints.seal(aside)
 
 
-def value_of(found: Checkpoint) -> int:
-    value = found.json("a.json")["value"]
-    assert (found.path / "b.bin").read_bytes() == bytes([value % 251]) * 5000
+def value_of(checkpoint: Checkpoint) -> int:
+    value = checkpoint.json("a.json")["value"]
+    assert (checkpoint.path / "b.bin").read_bytes() == bytes([value % 251]) * 5000
     assert isinstance(value, int)
     return value
 
 
-def test_the_newest_is_found_and_the_last_n_stay(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_found_and_the_last_n_are_kept(tmp_path: Path) -> None:
     checkpoints = CheckpointFolder(tmp_path / "checkpoints", keep=3)
     for value in range(5):
         save(checkpoints, value)
         assert value_of(checkpoints.newest()) == value
     assert checkpoints.newest().note == ""
-    assert sorted(one.name for one in checkpoints.folder.iterdir()) == ["3", "4", "5", POINTER]
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["3", "4", "5", POINTER]
 
 
-def test_a_folder_without_checkpoints_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no checkpoint"):
         CheckpointFolder(tmp_path).newest()
 
@@ -75,7 +75,7 @@ def dying(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize("number", range(40))
-def test_after_death_at_any_moment_a_whole_checkpoint_is_found(
+def test_a_whole_checkpoint_is_found_after_a_death_at_any_call(
     tmp_path: Path, number: int, dying: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints = CheckpointFolder(tmp_path / "checkpoints")
@@ -95,10 +95,10 @@ def test_after_death_at_any_moment_a_whole_checkpoint_is_found(
 
 
 @pytest.mark.parametrize("number", range(30))
-def test_what_a_writer_was_cut_off_in_another_one_writes(
+def test_another_writer_completes_an_interrupted_checkpoint(
     tmp_path: Path, number: int, dying: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its manifest may be there already, and is none of the checkpoint's files."""
+    """Its manifest may exist already, and is not one of the checkpoint's files."""
     checkpoints = CheckpointFolder(tmp_path / "checkpoints")
     aside = checkpoints.begin()
     (aside / "a.json").write_text(json.dumps({"value": 3}))
@@ -134,7 +134,7 @@ DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("seed", range(5))
-def test_damage_is_found_and_the_one_before_is_used(
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(
     tmp_path: Path, damage: str, name: str, seed: int
 ) -> None:
     checkpoints = CheckpointFolder(tmp_path)
@@ -144,15 +144,15 @@ def test_damage_is_found_and_the_one_before_is_used(
     (newest / name).write_bytes(DAMAGES[damage](before, random.Random(seed)))
     if (newest / name).read_bytes() == before:
         return
-    found = checkpoints.newest()
-    assert value_of(found) == 1
-    assert str(newest / name) in found.note
-    assert "checkpoint 1, the one before, is used instead" in found.note
-    assert "\n" not in found.note
+    result = checkpoints.newest()
+    assert value_of(result) == 1
+    assert str(newest / name) in result.note
+    assert "checkpoint 1, the one before, is used instead" in result.note
+    assert "\n" not in result.note
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_pointer_hides_nothing(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_pointer_hides_no_checkpoint(tmp_path: Path, damage: str) -> None:
     checkpoints = CheckpointFolder(tmp_path)
     save(checkpoints, 1)
     save(checkpoints, 2)
@@ -161,7 +161,7 @@ def test_a_damaged_pointer_hides_nothing(tmp_path: Path, damage: str) -> None:
     assert value_of(checkpoints.newest()) in (1, 2)
 
 
-def test_if_all_are_damaged_each_fault_is_named(tmp_path: Path) -> None:
+def test_all_damaged_checkpoints_are_named(tmp_path: Path) -> None:
     checkpoints = CheckpointFolder(tmp_path)
     for value in (1, 2):
         (save(checkpoints, value) / "b.bin").unlink()
@@ -170,7 +170,7 @@ def test_if_all_are_damaged_each_fault_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../latest", "a\0", "\ud800"], ids=ascii)
-def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path, name: str) -> None:
+def test_a_manifest_cannot_name_files_outside_its_folder(tmp_path: Path, name: str) -> None:
     checkpoints = CheckpointFolder(tmp_path)
     path = save(checkpoints, 1) / MANIFEST
     body = json.loads(path.read_text())
@@ -181,13 +181,13 @@ def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path, name: str) -> 
         checkpoints.newest()
 
 
-def test_going_on_from_an_older_one_takes_the_later_ones_away(tmp_path: Path) -> None:
+def test_resuming_from_an_older_checkpoint_removes_later_ones(tmp_path: Path) -> None:
     checkpoints = CheckpointFolder(tmp_path)
     for value in (1, 2):
         save(checkpoints, value)
     checkpoints.begin()
     checkpoints.rewind(1)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["1", POINTER]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", POINTER]
     assert value_of(checkpoints.newest()) == 1
     save(checkpoints, 7)
     assert value_of(checkpoints.newest()) == 7
@@ -218,17 +218,17 @@ def saver(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     process.communicate()
 
 
-def test_a_real_kill_leaves_at_least_what_was_reported(
+def test_a_killed_writer_leaves_at_least_what_it_reported(
     tmp_path: Path, saver: "subprocess.Popen[str]"
 ) -> None:
     assert saver.stdout is not None
-    said = [int(saver.stdout.readline()) for _ in range(10)]
+    texts = [int(saver.stdout.readline()) for _ in range(10)]
     saver.send_signal(signal.SIGKILL)
-    said += [int(line) for line in saver.stdout]
-    assert value_of(CheckpointFolder(tmp_path).newest()) in (said[-1], said[-1] + 1)
+    texts += [int(line) for line in saver.stdout]
+    assert value_of(CheckpointFolder(tmp_path).newest()) in (texts[-1], texts[-1] + 1)
 
 
-def test_a_name_that_is_planted_hides_no_later_one(tmp_path: Path) -> None:
+def test_a_planted_name_hides_no_later_checkpoint(tmp_path: Path) -> None:
     (tmp_path / ".new-999999999").mkdir()
     checkpoints = CheckpointFolder(tmp_path)
     assert checkpoints.begin().name == ".new-1"

@@ -1,4 +1,4 @@
-"""Settings of an optimizer that come back from a checkpoint: what may take their place."""
+"""Optimizer settings restored from a checkpoint: which values may replace them."""
 
 import math
 from typing import Any
@@ -26,7 +26,7 @@ def optimizer(**settings: Any) -> torch.optim.Optimizer:
         (0.1, 0.0),
     ],
 )
-def test_a_number_takes_a_numbers_place(now: Any, was: Any) -> None:
+def test_a_number_replaces_a_number(now: Any, was: Any) -> None:
     live = optimizer(lr=0.1)
     live.param_groups[0]["lr"] = now
     set_groups(live, [{**groups_of(live)[0], "lr": was, "foreach": True, "betas": (0.8, 0.99)}])
@@ -38,7 +38,7 @@ def test_a_number_takes_a_numbers_place(now: Any, was: Any) -> None:
     ("name", "was"),
     [("lr", "0.1"), ("lr", True), ("lr", math.nan), ("betas", (0.9,)), ("amsgrad", 3)],
 )
-def test_what_is_none_is_refused_by_name(name: str, was: Any) -> None:
+def test_other_values_for_a_number_are_refused_by_name(name: str, was: Any) -> None:
     live = optimizer(lr=0.1)
     with pytest.raises(ConfigError, match=f"the optimizer's {name} is "):
         set_groups(live, [{**groups_of(live)[0], name: was}])

@@ -1,4 +1,4 @@
-"""Scripts that go over their loader more than once for a value of ``pace.epochs`` go on rightly."""
+"""Scripts that iterate their loader several times per value of ``pace.epochs`` can be resumed."""
 
 import re
 from collections import Counter
@@ -138,7 +138,7 @@ OF_ITS_OWN = OF_A_FILE.replace("pace.epochs(range(start, 6))", "range(6)")
 
 @pytest.fixture
 def launch(say: Say, tmp_path: Path) -> Launch:
-    """The script's run from the command line: its code, and all that it said."""
+    """Run the script from the command line: its exit code and output."""
 
     def run(words: str, habits: tuple[int, ...], *, script: str = SCRIPT) -> tuple[int, str]:
         (tmp_path / "train.py").write_text(script)
@@ -150,94 +150,100 @@ def launch(say: Say, tmp_path: Path) -> Launch:
 
 
 def assert_all_was_trained(folder: Path, loops: int) -> None:
-    """Each sample once in every loop, and every value of ``pace.epochs`` to its end."""
+    """Each sample is used once in every loop, and every value of ``pace.epochs`` is completed."""
     values = (
         (folder / "epochs").read_text().split()
     )  # what follows a loop is done after a stop, too
-    assert list(dict.fromkeys(values)) == [str(one) for one in range(EPOCHS)]
+    assert list(dict.fromkeys(values)) == [str(epoch) for epoch in range(EPOCHS)]
     run = Run(folder=folder / "run", summary=summarize(folder / "run"))
     trained = [used for used in run.used() if used]
     assert trained == [Counter(range(SAMPLES))] * (EPOCHS * loops)
 
 
 @HABITS
-def test_a_run_that_was_stopped_goes_on_where_it_was(
+def test_a_stopped_run_resumes_where_it_was(
     launch: Launch, tmp_path: Path, habits: tuple[int, int, int], path: str
 ) -> None:
     with stopped_at(tmp_path / "is-there"):
-        code, said = launch(f"--workers 2 --run-dir run --path {path}", (*habits, 0))
-    assert code == 143, said
-    code, said = launch("--workers 2 --resume run", (*habits, 0))
-    assert code == 0, said
+        code, output = launch(f"--workers 2 --run-dir run --path {path}", (*habits, 0))
+    assert code == 143, output
+    code, output = launch("--workers 2 --resume run", (*habits, 0))
+    assert code == 0, output
     assert_all_was_trained(tmp_path, habits[2])
 
 
 @HABITS
-def test_a_worker_that_comes_back_is_where_the_others_are(
+def test_a_respawned_worker_is_where_the_others_are(
     launch: Launch, tmp_path: Path, habits: tuple[int, int, int], path: str
 ) -> None:
-    code, said = launch(f"--workers 2 --run-dir run --respawn --path {path}", (*habits, 2))
-    assert code == 0, said
-    assert "worker 1 is gone" in said
-    assert "worker 1 is back" in said or path == "peers"
+    code, output = launch(f"--workers 2 --run-dir run --respawn --path {path}", (*habits, 2))
+    assert code == 0, output
+    assert "worker 1 is gone" in output
+    assert "worker 1 is back" in output or path == "peers"
     assert_all_was_trained(tmp_path, habits[2])
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_who_looks_at_a_batch_after_a_stop_is_no_failure(
+def test_taking_a_batch_after_a_stop_is_no_failure(
     launch: Launch, tmp_path: Path, workers: int
 ) -> None:
-    """The stop comes between the epoch's number and the look."""
+    """The stop comes between the epoch's number and the batch."""
     slow = SCRIPT.replace("    for _ in range(each):", SLEEPS_AT_3 + "    for _ in range(each):")
     with stopped_at(tmp_path / "sleeps"):
-        code, said = launch(f"--workers {workers} --run-dir run", (0, 1, 1, 0), script=slow)
-    assert code == 143, said
+        code, output = launch(f"--workers {workers} --run-dir run", (0, 1, 1, 0), script=slow)
+    assert code == 143, output
     assert re.search(
-        r"ended in <module> at train.py:\d+ \(StopIteration\): the run was stopped", said
+        r"ended in <module> at train.py:\d+ \(StopIteration\): the run was stopped", output
     )
-    code, said = launch(f"--workers {workers} --resume run", (0, 1, 1, 0))
-    assert code == 0, said
+    code, output = launch(f"--workers {workers} --resume run", (0, 1, 1, 0))
+    assert code == 0, output
     assert_all_was_trained(tmp_path, 1)
 
 
 @pytest.mark.parametrize("path", ["store", "peers"])
-def test_a_look_before_the_stop_is_one_after_it(launch: Launch, tmp_path: Path, path: str) -> None:
-    """The stop comes between the look, which was an epoch that nobody used, and the loop."""
+def test_a_batch_taken_before_a_stop_is_not_a_loop_after_it(
+    launch: Launch, tmp_path: Path, path: str
+) -> None:
+    """The stop comes between the batch, taken from an otherwise unused pass, and the loop."""
     slow = SCRIPT.replace(
         "    for loop in range(loops):", SLEEPS_AT_3 + "    for loop in range(loops):"
     )
     with stopped_at(tmp_path / "sleeps"):
-        code, said = launch(f"--workers 2 --run-dir run --path {path}", (2, 2, 2, 0), script=slow)
-    assert code == 143, said
-    code, said = launch("--workers 2 --resume run", (2, 2, 2, 0), script=slow)
-    assert code == 0, said
+        code, output = launch(f"--workers 2 --run-dir run --path {path}", (2, 2, 2, 0), script=slow)
+    assert code == 143, output
+    code, output = launch("--workers 2 --resume run", (2, 2, 2, 0), script=slow)
+    assert code == 0, output
     assert_all_was_trained(tmp_path, 2)
 
 
 @pytest.mark.parametrize("slow", [0, 1])
 @pytest.mark.parametrize("path", ["store", "peers"])
-def test_a_look_that_only_one_has_left_is_one(
+def test_a_batch_taken_by_one_worker_only_is_not_a_loop(
     launch: Launch, tmp_path: Path, path: str, slow: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stop comes while another still looks: what it holds is nobody's share of a loop."""
+    """The stop comes while another worker still holds its batch, which belongs to no loop."""
     monkeypatch.setenv("LONG", str(slow))
     script = SCRIPT.replace(
         "        next(iter(loader))\n    for loop", LOOKS_LONG_AT_4 + "    for loop"
     )
     with stopped_at(tmp_path / "sleeps"):
-        code, said = launch(f"--workers 2 --run-dir run --path {path}", (0, 1, 1, 0), script=script)
-    assert code == 143, said
-    code, said = launch("--workers 2 --resume run", (0, 1, 1, 0))
-    assert code == 0, said
+        code, output = launch(
+            f"--workers 2 --run-dir run --path {path}", (0, 1, 1, 0), script=script
+        )
+    assert code == 143, output
+    code, output = launch("--workers 2 --resume run", (0, 1, 1, 0))
+    assert code == 0, output
     assert_all_was_trained(tmp_path, 1)
 
 
 @pytest.mark.parametrize("cut", [10, 16, 20, 28])
-def test_a_second_loop_goes_on_in_the_second_loop(launch: Launch, tmp_path: Path, cut: int) -> None:
-    """With a scheduler that was made behind ``prepare``, and not given to it."""
+def test_a_run_cut_in_a_second_loop_resumes_in_that_loop(
+    launch: Launch, tmp_path: Path, cut: int
+) -> None:
+    """With a scheduler that was made after ``prepare``, and not given to it."""
     for words, at in (("--run-dir whole", 0), ("--run-dir run", cut), ("--resume run", 0)):
-        code, said = launch(f"--workers 2 {words}", (at,), script=TWO_LOOPS)
-        assert code == 0, said
+        code, output = launch(f"--workers 2 {words}", (at,), script=TWO_LOOPS)
+        assert code == 0, output
     whole, cut_off, resumed = (tmp_path / "ends").read_text().splitlines()
     assert cut_off.startswith(f"{cut} ")
     assert resumed == whole
@@ -263,77 +269,77 @@ with open(f"used-{sys.argv[1]}-{pace.worker}", "w") as file:
 """
 
 
-def test_a_part_of_a_batch_that_is_left_is_trained_when_all_step_together(
+def test_leftover_parts_of_a_batch_are_trained_under_full_sync(
     launch: Launch, tmp_path: Path
 ) -> None:
     """Five updates of two of three parts end at 90, where no part of full-sync's begins."""
     first = "--workers 3 --protocol k-sync:2 --dropped skip --updates 5 --run-dir run"
     for words, name in ((first, 1), ("--workers 3 --protocol full-sync --resume run", 2)):
-        code, said = launch(words, (name,), script=INDICES)
-        assert code == 0, said
-    used = " ".join(one.read_text() for one in tmp_path.glob("used-2-*")).split()
+        code, output = launch(words, (name,), script=INDICES)
+        assert code == 0, output
+    used = " ".join(path.read_text() for path in tmp_path.glob("used-2-*")).split()
     assert sorted(map(int, used)) == list(range(90, 240))
 
 
-def test_a_script_with_a_file_of_its_own_goes_on_in_the_epoch_of_the_run(
+def test_a_script_with_its_own_state_file_resumes_in_the_runs_epoch(
     launch: Launch, tmp_path: Path
 ) -> None:
-    """Cut off in the third and in the fifth: the script begins there by itself."""
+    """Cut off in the third and the fifth epoch: the script starts there by itself."""
     for words, cut in (("--run-dir run", 15), ("--resume run", 27), ("--resume run", 0)):
-        code, said = launch(f"--workers 2 {words}", (cut, 0), script=OF_A_FILE)
-        assert code == 0, said
+        code, output = launch(f"--workers 2 {words}", (cut, 0), script=OF_A_FILE)
+        assert code == 0, output
     assert_all_was_trained(tmp_path, 1)
 
 
-def test_a_file_of_its_own_that_is_newer_than_the_checkpoint_is_refused(
-    launch: Launch, tmp_path: Path
-) -> None:
+def test_a_state_file_newer_than_the_checkpoint_is_refused(launch: Launch, tmp_path: Path) -> None:
     launch("--workers 2 --run-dir run", (15, 0), script=OF_A_FILE)
     (tmp_path / "done").write_text("3")
-    code, said = launch("--workers 2 --resume run", (0, 0), script=OF_A_FILE)
+    code, output = launch("--workers 2 --resume run", (0, 0), script=OF_A_FILE)
     assert code != 0
-    assert "resumes at 2 of pace.epochs(), where its checkpoint was taken, but" in said
-    assert "was given 4 to 5: the script begins later, by a file of its own" in said
+    assert "resumes at 2 of pace.epochs(), where its checkpoint was taken, but" in output
+    assert "was given 4 to 5: the script begins later, by a file of its own" in output
 
 
-def test_a_worker_that_comes_back_with_a_file_of_its_own_trains_with_the_others(
+def test_a_respawned_worker_with_a_state_file_trains_with_the_others(
     launch: Launch, tmp_path: Path
 ) -> None:
-    code, said = launch("--workers 2 --run-dir run --respawn", (0, 2), script=OF_A_FILE)
-    assert code == 0, said
-    assert "worker 1 is gone" in said
-    assert "script is over, and others train on" not in said
+    code, output = launch("--workers 2 --run-dir run --respawn", (0, 2), script=OF_A_FILE)
+    assert code == 0, output
+    assert "worker 1 is gone" in output
+    assert "script is over, and others train on" not in output
     assert_all_was_trained(tmp_path, 1)
 
 
-def test_a_script_that_counts_its_epochs_by_itself_cannot_go_on_behind_the_first(
+def test_a_script_that_counts_epochs_itself_cannot_resume_after_the_first(
     launch: Launch, tmp_path: Path
 ) -> None:
-    """And goes on where it was with the loop that the refusal names."""
+    """With the loop that the refusal names it resumes where it was."""
     launch("--workers 2 --run-dir run", (15, 0), script=OF_ITS_OWN)
-    code, said = launch("--workers 2 --resume run", (0, 0), script=OF_ITS_OWN)
+    code, output = launch("--workers 2 --resume run", (0, 0), script=OF_ITS_OWN)
     assert code != 0
-    assert "resumes at pass 3 over the loader, but this script counts its epochs it" in said
-    assert "for epoch in pace.epochs(range(10)) instead of for epoch in range(10)" in said
+    assert "resumes at pass 3 over the loader, but this script counts its epochs it" in output
+    assert "for epoch in pace.epochs(range(10)) instead of for epoch in range(10)" in output
     mended = OF_ITS_OWN.replace("in range(6)", "in pace.epochs(range(6))")
-    code, said = launch("--workers 2 --resume run", (0, 0), script=mended)
-    assert code == 0, said
+    code, output = launch("--workers 2 --resume run", (0, 0), script=mended)
+    assert code == 0, output
     assert_all_was_trained(tmp_path, 1)
 
 
-def test_within_its_first_epoch_it_goes_on(launch: Launch, tmp_path: Path) -> None:
+def test_a_script_that_counts_epochs_itself_resumes_within_the_first(
+    launch: Launch, tmp_path: Path
+) -> None:
     for words, cut in (("--run-dir run", 4), ("--resume run", 0)):
-        code, said = launch(f"--workers 2 {words}", (cut, 0), script=OF_ITS_OWN)
-        assert code == 0, said
+        code, output = launch(f"--workers 2 {words}", (cut, 0), script=OF_ITS_OWN)
+        assert code == 0, output
     assert_all_was_trained(tmp_path, 1)
 
 
-def test_a_count_of_versions_goes_on(launch: Launch, tmp_path: Path) -> None:
+def test_a_loop_over_versions_is_resumed(launch: Launch, tmp_path: Path) -> None:
     script = OF_ITS_OWN.replace(
         "for epoch in range(6):",
         "while pace.version < 36 and not pace.is_stopped:\n    epoch = pace.version // 6",
     )
     for words, cut in (("--run-dir run", 15), ("--resume run", 0)):
-        code, said = launch(f"--workers 2 {words}", (cut, 0), script=script)
-        assert code == 0, said
+        code, output = launch(f"--workers 2 {words}", (cut, 0), script=script)
+        assert code == 0, output
     assert_all_was_trained(tmp_path, 1)

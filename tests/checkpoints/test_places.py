@@ -1,4 +1,4 @@
-"""Where checkpoints go, also when somebody takes the run's folder away."""
+"""Where checkpoints are saved, also when the run's folder is removed."""
 
 import shutil
 import tempfile
@@ -13,18 +13,18 @@ from paceline.trace import FILE_NAME, Trace
 
 @pytest.fixture
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trace]:
-    """Of a run in ``tmp_path/run``; temporary folders lie in ``tmp_path``."""
+    """The trace of a run in ``tmp_path/run``; temporary folders are in ``tmp_path``."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = tmp_path / "run"
     folder.mkdir()
-    one = Trace(folder / FILE_NAME)
-    one.header(task="a task")
-    yield one
-    one.close()
+    trace = Trace(folder / FILE_NAME)
+    trace.header(task="a task")
+    yield trace
+    trace.close()
 
 
 def take_away(folder: Path) -> None:
-    """Nobody can make this folder again: a file has its name."""
+    """Prevent that this folder is made again: a file has its name."""
     shutil.rmtree(folder)
     folder.write_text("mine\n")
 
@@ -36,14 +36,16 @@ def test_numbers_count_up_in_the_runs_own_folder(trace: Trace, tmp_path: Path) -
     assert places.unsaved == ""
 
 
-def test_a_folder_that_was_deleted_is_there_again(trace: Trace, tmp_path: Path) -> None:
+def test_a_deleted_folder_is_made_again(trace: Trace, tmp_path: Path) -> None:
     places = CheckpointPlaces(trace, keep=2)
     shutil.rmtree(tmp_path / "run")
     assert places.begin().is_dir()
     assert (tmp_path / "run" / FILE_NAME).exists()
 
 
-def test_the_last_one_goes_elsewhere_with_its_trace(trace: Trace, tmp_path: Path) -> None:
+def test_the_last_checkpoint_is_saved_elsewhere_with_its_trace(
+    trace: Trace, tmp_path: Path
+) -> None:
     places = CheckpointPlaces(trace, keep=2)
     take_away(tmp_path / "run")
     with pytest.raises(OSError, match="run"):
@@ -57,7 +59,7 @@ def test_the_last_one_goes_elsewhere_with_its_trace(trace: Trace, tmp_path: Path
     assert f"it is in {other} instead; to continue from it: --resume {other}" in places.unsaved
 
 
-def test_where_nothing_came_of_it_nothing_stays(trace: Trace, tmp_path: Path) -> None:
+def test_a_failed_save_elsewhere_leaves_nothing(trace: Trace, tmp_path: Path) -> None:
     places = CheckpointPlaces(trace, keep=2)
     take_away(tmp_path / "run")
     aside = places.begin_last(100)
@@ -67,15 +69,15 @@ def test_where_nothing_came_of_it_nothing_stays(trace: Trace, tmp_path: Path) ->
     assert "it is in no checkpoint; " in places.unsaved
 
 
-def test_where_there_is_room_nowhere_it_is_said(trace: Trace, tmp_path: Path) -> None:
+def test_a_lack_of_room_everywhere_is_reported(trace: Trace, tmp_path: Path) -> None:
     places = CheckpointPlaces(trace, keep=2)
     assert places.begin_last(1 << 60) is None
     assert "could not be written" in places.unsaved
     assert places.unsaved.endswith("has none")
-    assert [one.name for one in tmp_path.iterdir()] == ["run"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_folder_that_is_back_takes_the_last_one(trace: Trace, tmp_path: Path) -> None:
+def test_a_restored_folder_gets_the_last_checkpoint(trace: Trace, tmp_path: Path) -> None:
     places = CheckpointPlaces(trace, keep=2)
     assert places.begin_last(1 << 60) is None
     assert places.begin_last(100) is not None

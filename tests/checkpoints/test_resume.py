@@ -1,4 +1,4 @@
-"""A run that was cut off goes on as if it had not been: bit for bit, each sample once."""
+"""A run that was cut off resumes as if it had not been: bit for bit, each sample once."""
 
 import dataclasses
 import random
@@ -52,7 +52,7 @@ NOISY = replace(with_optimizer(torch.optim.AdamW, 0.05), model=Noisy)
 def go(
     program: Task | Program, folder: Path, observer: QuietObserver | None = None, **settings: Any
 ) -> Run:
-    """Run, or with ``resume`` go on with the run in ``folder``."""
+    """Run, or with ``resume`` resume the run in ``folder``."""
     chosen = {"device": "cpu", "threads": 1, "epochs": EPOCHS, **settings}
     if "resume" not in chosen:
         chosen["run_dir"] = str(folder / "run")
@@ -68,7 +68,7 @@ def go(
 def cut_and_resumed(
     program: Task | Program, folder: Path, cuts: list[int], last: dict[str, Any], **settings: Any
 ) -> Run:
-    """The run, cut off after so many updates each time, and gone on with ``last``."""
+    """The run, cut off after each of these numbers of updates, and resumed with ``last``."""
     run = go(program, folder, updates=cuts[0], **settings)
     for cut in cuts[1:]:
         run = go(program, folder, resume=str(run.folder), updates=cut)
@@ -87,7 +87,9 @@ def assert_one_whole_run(run: Run, epochs: int = EPOCHS) -> None:
     """The trace is of one run: dense versions, each sample once, all epochs."""
     assert run.used() == [Counter(range(NUM_SAMPLES))] * epochs
     assert run.num_epochs_ended() == epochs
-    assert [one.epoch for one in run.records if isinstance(one, Evaluated)] == [*range(epochs)]
+    assert [record.epoch for record in run.records if isinstance(record, Evaluated)] == [
+        *range(epochs)
+    ]
     assert run.summary.ended == "finished"
 
 
@@ -96,7 +98,9 @@ def assert_one_whole_run(run: Run, epochs: int = EPOCHS) -> None:
 
 @pytest.mark.parametrize("task", [ADAM, NOISY], ids=["adam", "noisy"])
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_inline_at_many_points(tmp_path: Path, task: Task, workers: int) -> None:
+def test_an_inline_run_cut_anywhere_resumes_bit_for_bit(
+    tmp_path: Path, task: Task, workers: int
+) -> None:
     whole = go(task, tmp_path / "whole", workers=workers, engine="inline")
     rng = random.Random(workers)
     cuts = sorted(rng.sample(range(1, UPDATES), 10))
@@ -106,7 +110,7 @@ def test_inline_at_many_points(tmp_path: Path, task: Task, workers: int) -> None
 
 
 @pytest.mark.parametrize("path", ["peers", "store"])
-def test_between_processes(tmp_path: Path, path: str) -> None:
+def test_a_run_of_processes_resumes_bit_for_bit(tmp_path: Path, path: str) -> None:
     whole = go(NOISY, tmp_path / "whole", workers=2, path=path)
     run = cut_and_resumed(NOISY, tmp_path, [3, 5, 13], {}, workers=2, path=path)
     assert is_same(run, whole)
@@ -122,7 +126,7 @@ def test_between_processes(tmp_path: Path, path: str) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["peers", "store", "collective"])
-def test_local_sgd_keeps_each_workers_own_optimizer_and_the_outer_one(
+def test_local_sgd_keeps_each_local_optimizer_and_the_outer_one(
     tmp_path: Path, protocol: str, path: str
 ) -> None:
     settings: dict[str, Any] = {"workers": 2, "protocol": protocol, "path": path}
@@ -134,8 +138,8 @@ def test_local_sgd_keeps_each_workers_own_optimizer_and_the_outer_one(
         assert is_same(run, whole)
 
 
-def test_what_a_compressor_has_left_of_a_sum_that_was_under_way_is_kept(tmp_path: Path) -> None:
-    """Of every worker, where the sum is waited for some steps later."""
+def test_the_residual_of_a_pending_compressed_sum_is_kept(tmp_path: Path) -> None:
+    """Every worker's, where the sum is awaited some steps later."""
     settings: dict[str, Any] = {
         "workers": 2, "protocol": "local-sgd:4+fragments:2,1", "path": "collective",
         "compress": "topk:20%",
@@ -146,7 +150,9 @@ def test_what_a_compressor_has_left_of_a_sum_that_was_under_way_is_kept(tmp_path
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (1, 4)])
-def test_with_another_number_of_workers(tmp_path: Path, before: int, after: int) -> None:
+def test_a_run_resumes_with_another_number_of_workers(
+    tmp_path: Path, before: int, after: int
+) -> None:
     whole = go(ADAM, tmp_path / "whole", workers=before, engine="inline")
     settings: dict[str, Any] = {"workers": before, "engine": "inline"}
     run = cut_and_resumed(ADAM, tmp_path, [7], {"workers": after}, **settings)
@@ -154,7 +160,7 @@ def test_with_another_number_of_workers(tmp_path: Path, before: int, after: int)
     assert_one_whole_run(run)
 
 
-def test_more_epochs_after_the_end(tmp_path: Path) -> None:
+def test_a_finished_run_can_be_given_more_epochs(tmp_path: Path) -> None:
     whole = go(ADAM, tmp_path / "whole", workers=2, engine="inline")
     first = go(ADAM, tmp_path, workers=2, engine="inline", epochs=2)
     run = go(ADAM, tmp_path, resume=str(first.folder), epochs=EPOCHS)
@@ -172,26 +178,28 @@ PROTOCOLS = [
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(("before", "after"), [(3, 3), (3, 2)])
-def test_every_protocol_uses_each_sample_once_across_the_cut(
+def test_every_protocol_uses_each_sample_once_across_a_cut(
     tmp_path: Path, protocol: str, before: int, after: int
 ) -> None:
     settings: dict[str, Any] = {"workers": before, "engine": "inline", "protocol": protocol}
     run = cut_and_resumed(ADAM, tmp_path, [3, 7], {"workers": after}, **settings)
     assert_one_whole_run(run)
-    assert len([one for one in run.records if isinstance(one, Resumed)]) == 2
+    assert len([record for record in run.records if isinstance(record, Resumed)]) == 2
 
 
 @pytest.mark.parametrize("protocol", ["async", "k-batch-sync:3"])
-def test_checkpoints_in_flight_between_processes(tmp_path: Path, protocol: str) -> None:
-    """Taken while all work, by a job among those of the updates."""
+def test_checkpoints_of_processes_are_taken_while_all_work(tmp_path: Path, protocol: str) -> None:
+    """Taken while all work, by a job among the updates' jobs."""
     every = {"checkpoint_every": "1 updates", "keep": 100, "workers": 3, "protocol": protocol}
     run = go(ADAM, tmp_path, **every, delay=("20ms",))
     versions = [
         CheckpointFolder(run.folder / "checkpoints")
-        .check(int(one.name))
+        .check(int(path.name))
         .json("run.json")["version"]
-        for one in sorted((run.folder / "checkpoints").iterdir(), key=lambda one: one.name.zfill(9))
-        if one.name.isdigit()
+        for path in sorted(
+            (run.folder / "checkpoints").iterdir(), key=lambda path: path.name.zfill(9)
+        )
+        if path.name.isdigit()
     ]
     assert len(versions) >= 3
     assert versions == sorted(set(versions))
@@ -204,8 +212,8 @@ def test_checkpoints_in_flight_between_processes(tmp_path: Path, protocol: str) 
 
 
 @pytest.mark.parametrize("path", ["peers", "store"])
-def test_a_checkpoint_in_flight_is_of_one_version(tmp_path: Path, path: str) -> None:
-    """Going on from it ends as the run that went on did."""
+def test_a_checkpoint_taken_during_training_is_of_one_version(tmp_path: Path, path: str) -> None:
+    """Resuming from it ends as the uninterrupted run does."""
     every = {"checkpoint_every": "2 updates", "keep": 100, "workers": 2, "path": path}
     whole = go(NOISY, tmp_path, **every, delay=("120ms",))
     state = whole.state
@@ -222,7 +230,7 @@ def test_a_checkpoint_in_flight_is_of_one_version(tmp_path: Path, path: str) -> 
     run = go(NOISY, tmp_path, resume=str(whole.folder))
     assert all(torch.equal(value, run.state[name]) for name, value in state.items())
     assert_one_whole_run(run)
-    (resumed,) = [one for one in run.records if isinstance(one, Resumed)]
+    (resumed,) = [record for record in run.records if isinstance(record, Resumed)]
     assert resumed.lost == UPDATES - resumed.version
 
 
@@ -230,7 +238,7 @@ def test_a_checkpoint_in_flight_is_of_one_version(tmp_path: Path, path: str) -> 
 
 
 class Listener(QuietObserver):
-    """Remembers what a user would be told."""
+    """Remembers the notes to the user."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,7 +253,7 @@ def cut(tmp_path: Path) -> Run:
     return go(ADAM, tmp_path, workers=2, engine="inline", updates=7, protocol="k-sync:2")
 
 
-def test_what_differs_is_said(cut: Run) -> None:
+def test_changed_settings_are_reported(cut: Run) -> None:
     listener = Listener()
     go(ADAM, cut.folder.parent, listener, resume=str(cut.folder), workers=3, protocol="async")
     assert "changed: workers: 2, now 3" in listener.said
@@ -261,7 +269,7 @@ def test_what_differs_is_said(cut: Run) -> None:
         ({"protocol": "local-sgd:2"}, "another kind of update: it has optimizer, this run mean"),
     ],
 )
-def test_what_cannot_differ_is_refused_by_name(
+def test_unchangeable_settings_are_refused_by_name(
     cut: Run, settings: dict[str, Any], words: str
 ) -> None:
     before = (cut.folder / "trace.jsonl").read_bytes()
@@ -283,7 +291,7 @@ def test_another_task_is_refused(cut: Run, task: Task, words: str) -> None:
         go(task, cut.folder.parent, resume=str(cut.folder))
 
 
-def test_auto_begins_where_there_is_nothing_and_goes_on_where_there_is(tmp_path: Path) -> None:
+def test_resume_auto_starts_a_new_run_or_resumes_one(tmp_path: Path) -> None:
     place: dict[str, Any] = {"run_dir": str(tmp_path / "run"), "resume": "auto"}
     settings = {"workers": 2, "engine": "inline"}
     listener = Listener()
@@ -294,31 +302,31 @@ def test_auto_begins_where_there_is_nothing_and_goes_on_where_there_is(tmp_path:
     assert_one_whole_run(run)
 
 
-def test_no_such_run(tmp_path: Path) -> None:
+def test_a_missing_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no run 'nowhere' to resume"):
         go(ADAM, tmp_path, resume="nowhere")
 
 
-def test_never_writes_nothing(tmp_path: Path) -> None:
+def test_checkpoint_every_never_writes_nothing(tmp_path: Path) -> None:
     run = go(ADAM, tmp_path, engine="inline", checkpoint_every="never")
     assert not (run.folder / "checkpoints").exists()
     with pytest.raises(ConfigError, match="has no checkpoint to resume from"):
         go(ADAM, tmp_path, resume=str(run.folder))
 
 
-def test_a_damaged_newest_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_damaged_newest_checkpoint_is_reported_in_one_line(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"workers": 2, "engine": "inline"}
     whole = go(ADAM, tmp_path / "whole", **settings)
     cut_run = cut_and_resumed(ADAM, tmp_path, [4, 8], {"epochs": 3}, **settings)
     checkpoints = cut_run.folder / "checkpoints"
-    newest = max(int(one.name) for one in checkpoints.iterdir() if one.name.isdigit())
+    newest = max(int(path.name) for path in checkpoints.iterdir() if path.name.isdigit())
     path = checkpoints / str(newest) / "model.safetensors"
     data = bytearray(path.read_bytes())
     data[-3] ^= 4
     path.write_bytes(data)
     listener = Listener()
     run = go(ADAM, tmp_path, listener, resume=str(cut_run.folder), epochs=EPOCHS)
-    (line,) = [one for one in listener.said if "checkpoint is damaged" in one]
+    (line,) = [note for note in listener.said if "checkpoint is damaged" in note]
     assert line.endswith(
         f"its sha256 does not match; checkpoint {newest - 1}, the one before, is used instead"
     )
@@ -326,8 +334,8 @@ def test_a_damaged_newest_is_said_in_one_line(tmp_path: Path) -> None:
     assert_one_whole_run(run)
 
 
-def test_a_full_disk_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
-    """The place of the checkpoints is a device that is always full."""
+def test_a_full_disk_is_reported_in_one_line_and_the_run_continues(tmp_path: Path) -> None:
+    """The folder of the checkpoints takes no file."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "checkpoints").mkdir(mode=0o500)
@@ -335,7 +343,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
         listener = Listener()
         run = go(ADAM, tmp_path, listener, workers=2, engine="inline")
         assert run.summary.ended == "finished"
-        (line,) = [one for one in listener.said if "checkpoint" in one]
+        (line,) = [note for note in listener.said if "checkpoint" in note]
         assert line.startswith(f"a checkpoint could not be written to {folder / 'checkpoints'}: ")
 
 
@@ -413,7 +421,7 @@ if pace.is_main:
 
 @pytest.mark.parametrize("kind", ["epoch", "step"])
 @pytest.mark.parametrize("engine", ["inline", "local"])
-def test_a_script_of_ones_own(
+def test_a_script_resumes_bit_for_bit(
     tmp_path: Path, kind: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -457,7 +465,7 @@ loader = DataLoader(data, batch_size=12, sampler=sampler)""",
 
 @pytest.mark.parametrize("cuts", [[8], [5, 13], [5, 10]], ids=str)
 @pytest.mark.parametrize("engine", ["inline", "local"])
-def test_a_sampler_that_is_kept_draws_the_order_under_way_once_more(
+def test_a_kept_sampler_draws_the_interrupted_order_again(
     tmp_path: Path, cuts: list[int], engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -470,10 +478,10 @@ def test_a_sampler_that_is_kept_draws_the_order_under_way_once_more(
     assert is_same(run, whole)
 
 
-def test_a_sampler_that_is_kept_goes_on_behind_the_last_epoch(
+def test_a_kept_sampler_continues_after_the_last_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More epochs are asked for than before: nothing was drawn of the next one."""
+    """More epochs are requested than before: nothing was drawn of the next one."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "own.py"
     path.write_text(DRAWS)
@@ -504,10 +512,10 @@ class Mean:""",
 
 @pytest.mark.parametrize("kind", ["epoch", "step"])
 @pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2"])
-def test_what_a_script_loads_behind_prepare_is_left_out_where_the_run_goes_on(
+def test_state_loaded_after_prepare_is_ignored_in_a_resumed_run(
     tmp_path: Path, kind: str, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights, moments and rates alike: the loaded ones are those of the beginning."""
+    """Weights, moments and rates: the loaded ones are those of the start."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "own.py"
     path.write_text(LOADS)
@@ -520,17 +528,17 @@ def test_what_a_script_loads_behind_prepare_is_left_out_where_the_run_goes_on(
     assert not any("after prepare() is ignored" in note for note in whole.notes)
 
 
-def test_settings_of_the_old_run_are_taken_over(cut: Run) -> None:
+def test_a_resumed_run_adopts_the_old_settings(cut: Run) -> None:
     resolved = resolve({"resume": str(cut.folder), "lr": 0.01}, env={}, is_call=True)
     settings = adopt(resolved)
     assert (settings.workers, settings.protocol, settings.lr) == (2, "k-sync:2", 0.01)
     assert dataclasses.asdict(RunSettings())["resume"] is None
 
 
-def test_times_go_on(cut: Run) -> None:
-    before = [one.fact.at_s for one in cut.records if isinstance(one, Handed)]
+def test_times_continue_in_a_resumed_run(cut: Run) -> None:
+    before = [record.fact.at_s for record in cut.records if isinstance(record, Handed)]
     run = go(ADAM, cut.folder.parent, resume=str(cut.folder), updates=12)
-    times = [one.fact.at_s for one in run.records if isinstance(one, Handed)]
+    times = [record.fact.at_s for record in run.records if isinstance(record, Handed)]
     assert times[: len(before)] == before
     assert times == sorted(times)
     assert times[len(before)] - before[-1] < 5.0
@@ -547,7 +555,7 @@ def damage_trace(run: Run, share: float) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, None], ids=["header", "midway", "gone"])
-def test_a_damaged_trace_is_cut_off_and_the_run_goes_on(
+def test_a_damaged_trace_is_cut_off_and_the_run_resumes(
     tmp_path: Path, share: float | None
 ) -> None:
     settings: dict[str, Any] = {"workers": 2, "engine": "inline"}
@@ -564,10 +572,10 @@ def test_a_damaged_trace_is_cut_off_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_what_came_after_a_damaged_trace_may_be_cut_off_again(tmp_path: Path, share: float) -> None:
-    """Before its next checkpoint: the trace is shorter than it was, or longer, at the one there is.
+def test_a_run_with_a_damaged_trace_can_be_cut_off_repeatedly(tmp_path: Path, share: float) -> None:
+    """Cut off before its next checkpoint: the trace is shorter or longer than at the last one.
 
-    What was made in between is in the trace once, as it is in the run.
+    What was made in between is in the trace once, as in the run.
     """
     settings: dict[str, Any] = {"workers": 2, "engine": "inline"}
     whole = go(ADAM, tmp_path / "whole", **settings)
@@ -582,23 +590,23 @@ def test_what_came_after_a_damaged_trace_may_be_cut_off_again(tmp_path: Path, sh
     assert is_same(run, whole)
     assert sum("the trace was damaged" in note for note in run.notes) == 1
     records = run.records
-    resumed = [number for number, one in enumerate(records) if isinstance(one, Resumed)]
-    assert [one.version for one in records if isinstance(one, Resumed)] == [9, 15]
-    made = [one for one in records[resumed[0] :] if isinstance(one, Ordered)]
+    resumed = [number for number, record in enumerate(records) if isinstance(record, Resumed)]
+    assert [record.version for record in records if isinstance(record, Resumed)] == [9, 15]
+    made = [record for record in records[resumed[0] :] if isinstance(record, Ordered)]
     assert sum(isinstance(one.order, Apply) for one in made) == UPDATES - 9
 
 
-def test_a_trace_of_another_format_is_refused_and_nothing_is_taken_away(tmp_path: Path) -> None:
+def test_a_trace_of_another_format_is_refused_and_kept(tmp_path: Path) -> None:
     run = go(ADAM, tmp_path, updates=9, workers=2, engine="inline")
     path = run.folder / "trace.jsonl"
     path.write_text(path.read_text().replace('"format":3', '"format":1', 1))
-    before = sorted(one.name for one in run.folder.rglob("*"))
+    before = sorted(path.name for path in run.folder.rglob("*"))
     with pytest.raises(ConfigError, match="has format 1, this paceline reads 3"):
         go(ADAM, tmp_path, resume=str(run.folder), updates=10**6)
-    assert sorted(one.name for one in run.folder.rglob("*")) == before
+    assert sorted(path.name for path in run.folder.rglob("*")) == before
 
 
-def test_the_largest_seed_has_its_report_and_can_be_resumed(tmp_path: Path) -> None:
+def test_a_run_with_the_largest_seed_has_a_report_and_resumes(tmp_path: Path) -> None:
     run = go(ADAM, tmp_path, updates=3, engine="inline", seed=2**63 - 1)
     assert go(ADAM, tmp_path, resume=str(run.folder), updates=5).summary.updates == 5
 
@@ -641,10 +649,10 @@ for epoch in pace.epochs(2):
 
 
 @pytest.mark.parametrize("where", ["in the last epoch", "while it is copied"])
-def test_a_stop_at_an_epochs_border_is_gone_on_with_from_there(
+def test_a_stop_at_an_epochs_end_resumes_from_there(
     tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that is in the last epoch already finds nothing in it, and comes to its end."""
+    """A worker that is already in the last epoch finds nothing in it, and ends."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "stopped.py"
     path.write_text(STOPPED)
@@ -657,7 +665,7 @@ def test_a_stop_at_an_epochs_border_is_gone_on_with_from_there(
     assert_each_sample_once(run, 24, 2)
 
 
-def test_among_ranks_a_run_has_nothing_that_only_a_launcher_carries(tmp_path: Path) -> None:
+def test_ranks_drop_resumed_settings_that_only_a_launcher_supports(tmp_path: Path) -> None:
     run = go(ADAM, tmp_path, workers=2, engine="local", respawn=True, updates=3)
     resolved = resolve({"resume": str(run.folder)}, env={}, is_call=True)
     assert adopt(resolved).respawn
@@ -665,7 +673,7 @@ def test_among_ranks_a_run_has_nothing_that_only_a_launcher_carries(tmp_path: Pa
     assert not adopt(dataclasses.replace(resolved, settings=ranks)).respawn
 
 
-def test_a_run_that_is_divided_from_now_on_has_nothing_that_no_split_carries(
+def test_a_newly_split_run_drops_settings_that_a_split_cannot_have(
     tmp_path: Path,
 ) -> None:
     had: dict[str, Any] = {"channels_last": True, "collective": "shared", "fused_optimizer": True}

@@ -1,4 +1,4 @@
-"""A run that goes on has the schedules of one that was never stopped, each in its own rhythm."""
+"""A resumed run has the schedules of one that never stopped, each in its own rhythm."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ KEYS = ("parameters", "last", "momenta", "states")
 
 
 def _run(case: str, folder: Path, **settings: Any) -> list[dict[str, Any]]:
-    """What the workers came to; with ``resume`` the run in ``folder`` goes on."""
+    """The workers' results; with ``resume`` the run in ``folder`` is resumed."""
     folder.mkdir(exist_ok=True)
     chosen = {"device": "cpu", "threads": 1, **settings}
     chosen |= {"resume": str(folder / "run")} if "resume" in chosen else {}
@@ -40,9 +40,9 @@ def _cut_and_resumed(case: str, folder: Path, cuts: list[int], **settings: Any) 
 
 
 def _assert_same(results: Any, others: Any) -> None:
-    for one, other in zip(results, others, strict=True):
+    for result, other in zip(results, others, strict=True):
         for key in KEYS:
-            assert repr(one[key]) == repr(other[key])
+            assert repr(result[key]) == repr(other[key])
 
 
 @pytest.mark.parametrize(
@@ -56,64 +56,70 @@ def _assert_same(results: Any, others: Any) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("case", ["each", "each, before", "two rhythms", "sequential"])
-def test_resumed_is_never_stopped(tmp_path: Path, case: str, where: dict[str, Any]) -> None:
+def test_a_resumed_run_has_the_schedules_of_one_that_never_stopped(
+    tmp_path: Path, case: str, where: dict[str, Any]
+) -> None:
     settings = {"workers": 2, "protocol": "full-sync", **where}
     cuts = [1, 4] if "local" in settings["protocol"] else [4, 17]
     whole = _run(case, tmp_path / "whole", **settings)
     _assert_same(_cut_and_resumed(case, tmp_path / "cut", cuts, **settings), whole)
 
 
-def test_under_k_sync_the_rate_goes_on_with_the_version(tmp_path: Path) -> None:
+def test_under_k_sync_a_resumed_rate_follows_the_version(tmp_path: Path) -> None:
     settings = {"workers": 2, "protocol": "k-sync:1", "engine": "inline"}
     whole = _run("each", tmp_path / "whole", **settings)
     cut = _cut_and_resumed("each", tmp_path / "cut", [4, 17], **settings)
-    for one, other in zip(cut, whole, strict=True):
-        assert (one["version"], one["last"]) == (other["version"], other["last"])
-        assert one["states"] == other["states"]
+    for result, other in zip(cut, whole, strict=True):
+        assert (result["version"], result["last"]) == (other["version"], other["last"])
+        assert result["states"] == other["states"]
 
 
 @pytest.mark.parametrize("case", ["every fourth, last", "restarts, a fraction"])
-def test_another_rhythm_goes_on_from_an_epochs_end(tmp_path: Path, case: str) -> None:
+def test_an_irregular_scheduler_resumes_from_an_epochs_end(tmp_path: Path, case: str) -> None:
     settings = {"workers": 2, "protocol": "full-sync", "engine": "inline"}
     whole = _run(case, tmp_path / "whole", **settings)
     cut = tmp_path / "cut"
     _run(case, cut, updates=14, checkpoint_every="1 epoch", keep=3, **settings)
-    *_, newest = sorted((cut / "run" / "checkpoints").glob("[0-9]*"), key=lambda one: int(one.name))
+    *_, newest = sorted(
+        (cut / "run" / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name)
+    )
     shutil.rmtree(newest)
     _assert_same(_run(case, cut, resume=True, updates=10**6), whole)
 
 
 @pytest.mark.parametrize("case", ["every fourth, last", "restarts, a fraction"])
-def test_the_newest_that_can_be_gone_on_from_is_taken(
+def test_the_newest_resumable_checkpoint_is_used(
     tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the last two the newer one is of the stop, in the middle of an epoch."""
+    """Of the last two checkpoints the newer is from the stop, inside an epoch."""
     settings = {"workers": 2, "protocol": "full-sync", "engine": "inline"}
     whole = _run(case, tmp_path / "whole", **settings)
-    said: list[str] = []
-    monkeypatch.setattr(QuietObserver, "note", lambda self, text: said.append(text))
+    notes: list[str] = []
+    monkeypatch.setattr(QuietObserver, "note", lambda self, text: notes.append(text))
     cut = tmp_path / "cut"
     _run(case, cut, updates=14, checkpoint_every="1 epoch", keep=2, **settings)
-    assert not any("no checkpoint inside an epoch" in one for one in said)
+    assert not any("no checkpoint inside an epoch" in note for note in notes)
     _assert_same(_run(case, cut, resume=True, updates=10**6), whole)
-    assert any("the one before, is used instead" in one for one in said)
+    assert any("the one before, is used instead" in note for note in notes)
 
 
-def test_that_no_checkpoint_inside_an_epoch_will_do_is_said_while_the_run_goes(
+def test_checkpoints_that_cannot_be_resumed_from_are_reported_during_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(QuietObserver, "note", lambda self, text: said.append(text))
+    notes: list[str] = []
+    monkeypatch.setattr(QuietObserver, "note", lambda self, text: notes.append(text))
     settings = {"workers": 2, "protocol": "full-sync", "engine": "inline"}
     _run("each", tmp_path / "each", **settings)
-    assert not any("no checkpoint inside an epoch" in one for one in said)
+    assert not any("no checkpoint inside an epoch" in note for note in notes)
     _run("every fourth, last", tmp_path / "fourth", **settings)
-    (found,) = (one for one in said if "no checkpoint inside an epoch can be resumed from" in one)
-    assert "ExponentialLR is stepped in a rhythm of its own inside the loop" in found
-    assert "--checkpoint-every '1 epoch'" in found
+    (result,) = (
+        note for note in notes if "no checkpoint inside an epoch can be resumed from" in note
+    )
+    assert "ExponentialLR is stepped in a rhythm of its own inside the loop" in result
+    assert "--checkpoint-every '1 epoch'" in result
 
 
-def test_from_the_middle_of_an_epoch_it_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_irregular_scheduler_is_refused_inside_an_epoch(tmp_path: Path) -> None:
     settings = {"workers": 2, "protocol": "full-sync", "engine": "inline"}
     with pytest.raises(ConfigError, match=r"ExponentialLR is stepped in a rhythm of its own"):
         _cut_and_resumed("every fourth, last", tmp_path, [16], **settings)
@@ -169,10 +175,11 @@ def _of_two(where: str, folder: Path, sleep_s: float = 0.0, **settings: Any) -> 
 
 
 def _assert_same_of_two(folder: Path, run: Run, whole: Run) -> None:
-    found, wanted = (
-        json.loads((one / "rates.json").read_text()) for one in (folder, folder.parent / "whole")
+    result, wanted = (
+        json.loads((place / "rates.json").read_text())
+        for place in (folder, folder.parent / "whole")
     )
-    assert found == wanted
+    assert result == wanted
     assert wanted[1] == [30, 30]
     assert all(torch.equal(value, whole.state[name]) for name, value in run.state.items())
 
@@ -181,7 +188,7 @@ def _assert_same_of_two(folder: Path, run: Run, whole: Run) -> None:
     "how", [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}], ids=str
 )
 @pytest.mark.parametrize("where", ["behind the step", "at the end", "behind the block"])
-def test_one_of_several_optimizers_goes_on_with_the_steps_of_its_own(
+def test_one_of_several_optimizers_resumes_with_its_own_steps(
     tmp_path: Path, where: str, how: dict[str, Any]
 ) -> None:
     settings = {"workers": 2, "protocol": "full-sync", **how}
@@ -194,8 +201,8 @@ def test_one_of_several_optimizers_goes_on_with_the_steps_of_its_own(
     _assert_same_of_two(cut, run, whole)
 
 
-def test_they_begin_again_after_a_death(tmp_path: Path) -> None:
-    """From a checkpoint that was taken while the step that made its version was under way."""
+def test_several_optimizers_restart_after_a_death(tmp_path: Path) -> None:
+    """From a checkpoint taken during the step that made its version."""
     settings = {"workers": 2, "protocol": "full-sync"}
     whole = _of_two("behind the step", tmp_path / "whole", **settings)
     run = _of_two(
@@ -206,7 +213,9 @@ def test_they_begin_again_after_a_death(tmp_path: Path) -> None:
     _assert_same_of_two(tmp_path / "cut", run, whole)
 
 
-def test_of_several_optimizers_a_call_before_the_step_is_another_rhythm(tmp_path: Path) -> None:
+def test_a_scheduler_call_before_the_step_of_several_optimizers_is_irregular(
+    tmp_path: Path,
+) -> None:
     settings = {"workers": 2, "protocol": "full-sync", "engine": "inline"}
     _of_two("before", tmp_path / "cut", updates=8, **settings)
     with pytest.raises(ConfigError, match="is stepped in a rhythm of its own"):

@@ -1,4 +1,4 @@
-"""What members remember, as JSON and tensors: it comes back as it was, or is refused by name."""
+"""State kept by members, as JSON and tensors: it comes back unchanged, or is refused by name."""
 
 import contextlib
 import json
@@ -38,13 +38,13 @@ def back_and_forth(value: object) -> Any:
 
 
 @given(PLAIN)
-def test_plain_values_come_back_as_they_were(value: object) -> None:
+def test_plain_values_come_back_unchanged(value: object) -> None:
     back = back_and_forth(value)
     assert back == value
     assert type(back) is type(value)
 
 
-def test_a_memory_of_limited_length_stays_one_and_what_has_names_is_refused() -> None:
+def test_a_bounded_deque_comes_back_and_a_named_tuple_is_refused() -> None:
     memory = back_and_forth({"memory": deque([(1, 2.0), (3, 4.0)], maxlen=2)})["memory"]
     memory.append((5, 6.0))
     assert memory == deque([(3, 4.0), (5, 6.0)], maxlen=2)
@@ -61,7 +61,7 @@ def test_numbers_that_json_lacks_come_back() -> None:
     assert (back_and_forth({"x": array})["x"] == array).all()
 
 
-def test_tensors_keep_their_type_and_bits() -> None:
+def test_tensors_keep_their_dtype_and_bits() -> None:
     values = [torch.randn(3, 4, dtype=torch.float64).t(), torch.tensor(3), torch.ones(2).bfloat16()]
     for value, back in zip(values, back_and_forth(values), strict=True):
         assert back.dtype == value.dtype
@@ -85,20 +85,20 @@ def of_all_kinds() -> nn.Module:
     return module
 
 
-def test_a_models_file_is_what_the_formats_own_library_writes() -> None:
+def test_a_model_file_is_what_safetensors_writes() -> None:
     module = of_all_kinds()
     state = {name: value.contiguous() for name, value in module.state_dict().items()}
     assert model_file(module) == save(state)
 
 
-def test_others_may_read_a_model_as_any_file_that_was_made_here(tmp_path: Path) -> None:
+def test_a_model_file_has_the_modes_of_other_new_files(tmp_path: Path) -> None:
     (tmp_path / "other").touch()
     save_model(of_all_kinds(), tmp_path / "model.safetensors")
-    modes = [one.stat().st_mode for one in tmp_path.iterdir()]
+    modes = [path.stat().st_mode for path in tmp_path.iterdir()]
     assert modes[0] == modes[1]
 
 
-def test_one_tensor_is_read_at_a_time_and_what_fails_leaves_no_file(tmp_path: Path) -> None:
+def test_tensors_are_read_one_at_a_time_and_a_failure_leaves_no_file(tmp_path: Path) -> None:
     state = dict(of_all_kinds().state_dict())
     shapes = {name: torch.empty_like(value, device="meta") for name, value in state.items()}
     save_tensors(shapes, state.__getitem__, tmp_path / "a")
@@ -111,7 +111,7 @@ def test_one_tensor_is_read_at_a_time_and_what_fails_leaves_no_file(tmp_path: Pa
 
     with pytest.raises(LinkError):
         save_tensors(shapes, fail, tmp_path / "a")
-    assert [one.name for one in tmp_path.iterdir()] == ["a"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
     with pytest.raises(ConfigError, match=r"x is torch\.complex128, which"):
         save_tensors({"x": torch.zeros(1, dtype=torch.complex128)}, fail, tmp_path / "b")
     assert not (tmp_path / "b").exists()
@@ -154,7 +154,7 @@ class Own:
 @pytest.mark.parametrize(
     "value", [Own(), print, b"bytes", {1, 2}, np.array(["x"]), np.add, np.longdouble(1)]
 )
-def test_what_cannot_be_kept_is_named(value: object) -> None:
+def test_an_unsupported_value_is_refused_by_name(value: object) -> None:
     with pytest.raises(ConfigError, match=r"cannot hold ema\['deep'\]\[0\]: it is a "):
         pack({"deep": [value]}, {}, "ema")
 
@@ -166,7 +166,7 @@ def test_what_cannot_be_kept_is_named(value: object) -> None:
         lambda inner: deque([inner]), lambda inner: [{"a": inner}],
     ],
 )  # fmt: skip
-def test_what_is_nested_too_deep_to_be_read_is_not_written(wrap: Callable[[Any], Any]) -> None:
+def test_a_value_nested_too_deep_to_be_read_is_not_written(wrap: Callable[[Any], Any]) -> None:
     def nest(value: Any) -> None:
         for _ in range(200):
             value = wrap(value)
@@ -176,7 +176,7 @@ def test_what_is_nested_too_deep_to_be_read_is_not_written(wrap: Callable[[Any],
         nest(1)
 
 
-def test_what_holds_itself_is_refused() -> None:
+def test_a_value_that_contains_itself_is_refused() -> None:
     value: list[Any] = []
     value.append(value)
     with pytest.raises(ConfigError, match="nested too deep"):
@@ -197,12 +197,12 @@ BROKEN = st.recursive(
 
 
 @given(BROKEN)
-def test_what_was_never_packed_is_refused_or_plain(value: Any) -> None:
+def test_arbitrary_json_is_refused_or_read_as_plain_values(value: Any) -> None:
     with contextlib.suppress(PacelineError):
         unpack(value, {"0": torch.ones(2)})
 
 
-def test_extra_state_that_no_checkpoint_can_hold_is_refused_by_name() -> None:
+def test_unsupported_extra_state_is_refused_by_name() -> None:
     class Odd(nn.Linear):
         def get_extra_state(self) -> object:
             return object()

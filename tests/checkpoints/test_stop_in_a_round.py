@@ -1,4 +1,4 @@
-"""A stop in the middle of local steps: what went into the optimizers is in the weights, too."""
+"""A stop between local steps: what went into the optimizers is in the weights, too."""
 
 from pathlib import Path
 
@@ -37,7 +37,9 @@ pace.save()
 
 
 @pytest.mark.parametrize("path", ["peers", "store"])
-def test_it_goes_on_as_if_it_had_not_been_stopped(path: str, tmp_path: Path) -> None:
+def test_a_run_stopped_between_local_steps_resumes_with_the_same_result(
+    path: str, tmp_path: Path
+) -> None:
     settings = {"workers": 2, "protocol": "local-sgd:4", "path": path}
     flag, parts = tmp_path / "stop", tmp_path / "parts"
     script = tmp_path / "train.py"

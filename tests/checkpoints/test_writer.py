@@ -1,4 +1,4 @@
-"""The writer beside the run is stopped or killed: the run ends, with checkpoints that are true."""
+"""The writer beside the run is stopped or killed: the run ends, with correct checkpoints."""
 
 import json
 import os
@@ -28,7 +28,7 @@ ENDS = pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=[
 
 @pytest.fixture
 def struck(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
-    """From now on each writer gets this signal as soon as it lives; their process numbers."""
+    """Send each new writer this signal; the writers' process ids."""
     start = WriteQueue._start
     monkeypatch.setattr(writer, "_STOPPED_S", 0.3)
 
@@ -48,7 +48,7 @@ def struck(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
 
 
 def request(folder: Path, files: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint of a model without parameters, as a member has begun it."""
+    """A checkpoint of a model without parameters, as a member begins it."""
     checkpoints = CheckpointFolder(folder)
     aside = checkpoints.begin()
     empty = {"at": 0, "parameters": [], "buffers": [], "state": []}
@@ -57,7 +57,7 @@ def request(folder: Path, files: dict[str, Any]) -> dict[str, Any]:
 
 
 @ENDS
-def test_what_it_still_had_is_written_here(
+def test_pending_requests_of_a_dead_writer_are_written_here(
     tmp_path: Path, struck: Callable[[int], list[int]], number: int
 ) -> None:
     pids = struck(signal.SIGSTOP)
@@ -75,15 +75,15 @@ def test_what_it_still_had_is_written_here(
             os.kill(pid, 0)
 
 
-def test_what_it_renamed_and_did_not_point_to_is_the_newest(
+def test_a_renamed_checkpoint_without_a_pointer_is_the_newest(
     tmp_path: Path, struck: Callable[[int], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     struck(signal.SIGSTOP)
     memory = SharedMemory.create(64)
     writer.write(request(tmp_path, {"run.json": {"version": 1}}), memory.buffer)
-    asked = request(tmp_path, {"run.json": {"version": 2}})
+    pending = request(tmp_path, {"run.json": {"version": 2}})
     here = WriteQueue(memory)
-    here.hand_in(asked, is_last=False)
+    here.hand_in(pending, is_last=False)
 
     def cut_off(*_: object) -> None:
         raise KeyboardInterrupt
@@ -91,28 +91,28 @@ def test_what_it_renamed_and_did_not_point_to_is_the_newest(
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointFolder, "_point", cut_off)
         with pytest.raises(KeyboardInterrupt):
-            writer.write(asked, memory.buffer)
+            writer.write(pending, memory.buffer)
     here.finish()
-    assert [Path(one["sealed"]).name for one in here.answers()] == ["2"]
+    assert [Path(answer["sealed"]).name for answer in here.answers()] == ["2"]
     assert CheckpointFolder(tmp_path).newest().json("run.json") == {"version": 2}
     here.close()
 
 
-def test_what_somebody_has_taken_away_was_not_written(
+def test_a_removed_checkpoint_is_reported_as_not_written(
     tmp_path: Path, struck: Callable[[int], list[int]]
 ) -> None:
     struck(signal.SIGSTOP)
     here = WriteQueue(SharedMemory.create(64))
-    asked = request(tmp_path, {})
-    here.hand_in(asked, is_last=False)
-    shutil.rmtree(asked["aside"])
+    pending = request(tmp_path, {})
+    here.hand_in(pending, is_last=False)
+    shutil.rmtree(pending["aside"])
     here.finish()
     assert here.answers() == [{"failed": "No such file or directory"}]
     here.close()
 
 
 @ENDS
-def test_while_the_run_goes_its_checkpoint_fails_in_words_and_the_next_has_another(
+def test_a_dead_writers_checkpoint_is_reported_and_a_new_writer_starts(
     tmp_path: Path, struck: Callable[[int], list[int]], number: int
 ) -> None:
     pids = struck(number)
@@ -129,10 +129,10 @@ def test_while_the_run_goes_its_checkpoint_fails_in_words_and_the_next_has_anoth
     here.close()
 
 
-def test_a_run_whose_writer_is_stopped_ends_with_checkpoints_that_are_true(
+def test_a_run_with_a_stopped_writer_ends_with_correct_checkpoints(
     tmp_path: Path, struck: Callable[[int], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is of its own version, although the next one was due before it was written."""
+    """Each is of its own version, although the next was due before it was written."""
     assert not struck(signal.SIGSTOP)
     monkeypatch.setattr(writer, "_STOPPED_S", 1.0)  # longer than the run: none is given up in it
     epochs = 3
@@ -140,16 +140,16 @@ def test_a_run_whose_writer_is_stopped_ends_with_checkpoints_that_are_true(
     run = train(task, tmp_path, workers=2, checkpoint_every="1 epoch", keep=9)
     assert run.num_epochs_ended() == epochs
     checkpoints = CheckpointFolder(run.folder / "checkpoints")
-    found = [checkpoints.check(number) for number in range(1, epochs + 1)]
-    for epoch, one in enumerate(found, start=1):
-        assert one.json("run.json")["epoch"] == epoch
+    results = [checkpoints.check(number) for number in range(1, epochs + 1)]
+    for epoch, result in enumerate(results, start=1):
+        assert result.json("run.json")["epoch"] == epoch
         alone = plain_loop(replace(TASK, epochs=epoch))
-        saved = load_file(one.path / MODEL)  # without the second name of what is tied
+        saved = load_file(result.path / MODEL)  # without the second name of a tied weight
         assert differ(saved, {name: alone[name] for name in saved}) < 1e-6
 
 
 @pytest.mark.timeout(20)
-def test_one_that_is_stopped_when_it_has_nothing_to_do_holds_up_no_end(
+def test_an_idle_stopped_writer_does_not_delay_the_end(
     tmp_path: Path, struck: Callable[[int], list[int]]
 ) -> None:
     pids = struck(signal.SIGCONT)
@@ -162,26 +162,26 @@ def test_one_that_is_stopped_when_it_has_nothing_to_do_holds_up_no_end(
         os.kill(pids[0], 0)
 
 
-def test_it_ends_without_a_word_when_nobody_reads_what_it_wrote(tmp_path: Path) -> None:
-    """A launcher that is killed closes its end a moment before its writer is killed, too."""
+def test_a_writer_without_a_reader_ends_silently(tmp_path: Path) -> None:
+    """A killed launcher closes its end a moment before its writer is killed."""
     memory = SharedMemory.create(64)
-    unread, said = os.pipe()
+    unread, output = os.pipe()
     os.close(unread)
     ended = subprocess.run(
         [sys.executable, "-m", "paceline.checkpoints.writer", str(memory.fd)],
         input=json.dumps(request(tmp_path, {})).encode() + b"\n",
-        stdout=said, stderr=subprocess.PIPE, pass_fds=[memory.fd], timeout=60, check=False,
+        stdout=output, stderr=subprocess.PIPE, pass_fds=[memory.fd], timeout=60, check=False,
     )  # fmt: skip
-    os.close(said)
+    os.close(output)
     assert ended.stderr == b""
     assert not CheckpointFolder(tmp_path).is_empty
 
 
 @pytest.mark.timeout(20)
-def test_a_long_request_waits_for_nobody_who_is_stopped(
+def test_a_long_request_does_not_wait_for_a_stopped_writer(
     tmp_path: Path, struck: Callable[[int], list[int]]
 ) -> None:
-    """Longer than what a pipe takes; and nothing of it stays behind."""
+    """It is longer than a pipe holds, and nothing of it remains."""
     struck(signal.SIGSTOP)
     here = WriteQueue(SharedMemory.create(64))
     here.hand_in(request(tmp_path, {"run.json": {"text": "a" * 300_000}}), is_last=False)

@@ -1,4 +1,4 @@
-"""The command line: its help, its errors, its exit codes, its JSON."""
+"""The command line: help, errors, exit codes and JSON."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from paceline.trace import Trace
 
 
 class Launched:
-    """Stands for the launcher: what it was asked to run."""
+    """A stand-in for the launcher that records what it was asked to run."""
 
     def __init__(self, folder: Path) -> None:
         self.program: Program | None = None
@@ -57,7 +57,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def paceline(launched: Launched, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command line; its exit code, standard output and standard error."""
+    """Run the command line; return exit code, standard output and standard error."""
 
     def run(*tokens: str) -> tuple[int, str, str]:
         code = command.run(list(tokens))
@@ -67,7 +67,7 @@ def paceline(launched: Launched, capsys: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
-def test_the_help_names_every_verb(paceline: Run) -> None:
+def test_help_names_every_verb(paceline: Run) -> None:
     code, out, _ = paceline("--help")
     assert code == 0
     for verb in command.VERBS:
@@ -75,7 +75,7 @@ def test_the_help_names_every_verb(paceline: Run) -> None:
         assert verb.help in out
 
 
-def test_the_help_wraps_at_the_terminal_not_where_the_docstring_does(
+def test_help_wraps_at_the_terminal_width_not_as_the_docstring(
     paceline: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
@@ -87,12 +87,12 @@ def test_the_help_wraps_at_the_terminal_not_where_the_docstring_does(
     assert sum(line.startswith("Example: ") for line in out.splitlines()) == 4
 
 
-def test_the_help_of_a_verb_with_subcommands_shows_its_examples(paceline: Run) -> None:
+def test_help_of_a_verb_with_subcommands_shows_its_examples(paceline: Run) -> None:
     _, out, _ = paceline("probe", "--help")
     assert "Example: paceline probe --plot probe.svg" in out
 
 
-def test_the_help_shows_no_default_of_a_switch_or_an_empty_text(paceline: Run) -> None:
+def test_help_omits_defaults_of_switches_and_empty_strings(paceline: Run) -> None:
     for verb in (("probe",), ("bench", "scaling"), ("launch",), ("doctor",)):
         _, out, _ = paceline(*verb, "--help")
         assert "default: False" not in " ".join(out.split())
@@ -100,7 +100,7 @@ def test_the_help_shows_no_default_of_a_switch_or_an_empty_text(paceline: Run) -
 
 
 @pytest.mark.parametrize("verb", [verb.name for verb in command.VERBS])
-def test_every_verb_has_a_file_and_a_help(verb: str, paceline: Run) -> None:
+def test_every_verb_has_a_help_page(verb: str, paceline: Run) -> None:
     code, out, _ = paceline(verb, "--help")
     assert code == 0
     assert f"Usage: paceline {verb}" in out
@@ -116,19 +116,19 @@ def test_every_verb_has_a_file_and_a_help(verb: str, paceline: Run) -> None:
         ("plan", "plan --workers INT [OPTIONS] TASK"),
     ],
 )
-def test_the_usage_line_names_the_arguments(words: str, usage: str, paceline: Run) -> None:
+def test_usage_line_names_the_arguments(words: str, usage: str, paceline: Run) -> None:
     code, out, _ = paceline(*words.split(), "--help")
     assert code == 0
     assert f"Usage: paceline {usage}\n" in out
 
 
-def test_a_launch_without_a_script_says_what_to_write(paceline: Run) -> None:
+def test_launch_without_a_script_shows_an_example(paceline: Run) -> None:
     code, _, err = paceline("launch", "--workers", "2")
     assert code == 2
     assert "no script was named; write e.g. paceline launch --workers 4 train.py" in err
 
 
-def test_the_help_of_a_run_names_every_setting(paceline: Run) -> None:
+def test_help_of_train_and_launch_names_every_setting(paceline: Run) -> None:
     for verb in ("train", "launch"):
         _, out, _ = paceline(verb, "--help")
         assert all(flag_of(name) in out for name in NAMES)
@@ -147,7 +147,7 @@ def test_flags_become_settings(paceline: Run, launched: Launched) -> None:
     )  # fmt: skip
 
 
-def test_a_flag_for_make_train_replaces_its_setting(
+def test_flag_overrides_the_setting_of_make_train(
     paceline: Run, launched: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
@@ -157,7 +157,7 @@ def test_a_flag_for_make_train_replaces_its_setting(
     assert launched.settings == RunSettings(workers=2, batch_size=256, lr=0.2, epochs=1)
 
 
-def test_a_named_settings_file_is_read(paceline: Run, launched: Launched, tmp_path: Path) -> None:
+def test_named_settings_file_is_read(paceline: Run, launched: Launched, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("workers = 3\nepochs = 2\n")
     assert paceline("train", "mlp", "--config", "run.toml", "--epochs", "5")[0] == 0
     assert launched.settings == RunSettings(workers=3, epochs=5)
@@ -166,7 +166,7 @@ def test_a_named_settings_file_is_read(paceline: Run, launched: Launched, tmp_pa
 @pytest.mark.parametrize(
     "spelling", ["--num-processes", "--num_processes", "--nproc-per-node", "--nproc_per_node", "-n"]
 )
-def test_the_peers_words_for_workers_are_understood(
+def test_other_launchers_flags_for_workers_are_accepted(
     spelling: str, paceline: Run, launched: Launched
 ) -> None:
     for tokens in (("train", spelling, "3", "mlp"), ("launch", spelling, "3", "train.py")):
@@ -185,7 +185,7 @@ def test_the_peers_words_for_workers_are_understood(
         ("--backend", "use --path store or --path peers"),
     ],
 )
-def test_words_that_mean_something_else_are_answered_with_ours(
+def test_other_launchers_flags_with_another_meaning_are_refused(
     flag: str, words: str, paceline: Run
 ) -> None:
     for verb, name in (("train", "lenet"), ("launch", "train.py")):
@@ -216,7 +216,7 @@ def test_words_that_mean_something_else_are_answered_with_ours(
         ),
     ],
 )
-def test_what_is_wrongly_asked_gets_one_message_and_exit_2(
+def test_usage_error_gets_one_message_and_exit_code_2(
     tokens: tuple[str, ...], message: str, paceline: Run
 ) -> None:
     code, out, err = paceline(*tokens)
@@ -230,17 +230,17 @@ def test_what_is_wrongly_asked_gets_one_message_and_exit_2(
 @pytest.mark.parametrize(
     ("error", "code"), [(WorkerError("worker 1 failed at t.py:3"), 1), (KeyboardInterrupt(), 130)]
 )
-def test_a_run_that_fails_or_is_interrupted_has_its_exit_code(
+def test_failed_or_interrupted_run_sets_the_exit_code(
     error: PacelineError | KeyboardInterrupt, code: int, paceline: Run, launched: Launched
 ) -> None:
     launched.error = error
-    found, out, err = paceline("train", "lenet")
-    assert found == code
+    result, out, err = paceline("train", "lenet")
+    assert result == code
     assert out == ""
     assert err == ("interrupted\n" if code == 130 else "error: worker 1 failed at t.py:3\n")
 
 
-def test_json_is_one_object_and_nothing_else(paceline: Run, launched: Launched) -> None:
+def test_json_output_is_exactly_one_object(paceline: Run, launched: Launched) -> None:
     for tokens in (("train", "lenet", "--json"), ("launch", "--json", "train.py")):
         code, out, err = paceline(*tokens)
         assert code == 0
@@ -249,7 +249,7 @@ def test_json_is_one_object_and_nothing_else(paceline: Run, launched: Launched) 
         assert err == "the script's own words\n"
 
 
-def test_json_of_a_failure_is_one_object_too(paceline: Run, launched: Launched) -> None:
+def test_json_of_a_failure_is_one_object(paceline: Run, launched: Launched) -> None:
     launched.error = WorkerError("worker 1 failed")
     code, out, err = paceline("train", "lenet", "--json")
     assert code == 1
@@ -257,7 +257,7 @@ def test_json_of_a_failure_is_one_object_too(paceline: Run, launched: Launched) 
     assert err == "error: worker 1 failed\n"
 
 
-def test_what_follows_the_script_is_the_scripts_own(paceline: Run, launched: Launched) -> None:
+def test_arguments_after_the_script_belong_to_the_script(paceline: Run, launched: Launched) -> None:
     code, _, _ = paceline(
         "launch", "--workers", "4", "--json", "train.py", "--workers", "9", "-m", "--gpus=1", "x"
     )
@@ -268,7 +268,7 @@ def test_what_follows_the_script_is_the_scripts_own(paceline: Run, launched: Lau
 
 
 @pytest.mark.parametrize("source", ["--lr", "PACELINE_LR", "paceline.toml"])
-def test_what_is_for_tasks_is_not_ignored_where_a_script_is_launched(
+def test_settings_for_tasks_are_refused_when_launching_a_script(
     source: str,
     paceline: Run,
     launched: Launched,
@@ -289,14 +289,14 @@ def test_what_is_for_tasks_is_not_ignored_where_a_script_is_launched(
     assert launched.settings.lr == 0.5
 
 
-def test_a_module_is_launched_by_its_name(paceline: Run, launched: Launched) -> None:
+def test_module_is_launched_by_name(paceline: Run, launched: Launched) -> None:
     assert paceline("launch", "-m", "json.tool", "--indent", "2")[0] == 0
     assert launched.program == ScriptProgram(
         path="json.tool", args=("--indent", "2"), is_module=True
     )
 
 
-def test_a_report_is_printed_again_from_the_run(paceline: Run, tmp_path: Path) -> None:
+def test_report_is_printed_again_from_the_run(paceline: Run, tmp_path: Path) -> None:
     _, first, _ = paceline("train", "lenet", "--workers", "1")
     code, again, _ = paceline("report", str(tmp_path))
     assert code == 0
@@ -323,7 +323,7 @@ def test_config_shows_each_value_with_its_origin(
     assert json.loads(out)["settings"]["lr"] == {"value": 0.2, "origin": "PACELINE_LR"}
 
 
-def test_main_ends_the_process_with_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_exits_the_process_with_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["paceline", "--version"])
     with pytest.raises(SystemExit) as end:
         command.main()
@@ -332,7 +332,7 @@ def test_main_ends_the_process_with_the_exit_code(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("tokens", [["train", "lenet"], ["launch", "nothere.py"]], ids=" ".join)
 @pytest.mark.parametrize("source", ["variable", "file", "named file"])
-def test_an_error_is_json_wherever_json_was_asked_for(
+def test_error_is_json_wherever_json_was_requested(
     source: str,
     tokens: list[str],
     paceline: Run,
@@ -358,13 +358,13 @@ def test_an_error_is_json_wherever_json_was_asked_for(
     ["train lenet --workers 2.5", "launch --epochs=1.5 train.py", "simulate --workers 2.5",
      "plan lenet --workers 2 --cores 1.5"],
 )  # fmt: skip
-def test_a_number_of_things_is_whole_or_refused(line: str, paceline: Run) -> None:
+def test_fractional_counts_are_refused(line: str, paceline: Run) -> None:
     code, _, err = paceline(*line.split())
     assert code == 2
     assert "expected a whole number, got " in err
 
 
-def test_settings_of_a_run_that_goes_on_are_those_that_it_had(
+def test_resumed_run_keeps_its_settings(
     say: Callable[[str], tuple[int, str, str]],
 ) -> None:
     train = "train softmax --workers 2 --engine inline --updates 4 --lr 0.03 --name one"

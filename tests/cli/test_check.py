@@ -1,4 +1,4 @@
-"""``paceline launch --check``: a diff on standard output, all else beside it, and exit codes."""
+"""``paceline launch --check``: a diff on standard output, notes on standard error, exit codes."""
 
 import json
 from pathlib import Path
@@ -25,21 +25,23 @@ def run(capsys: pytest.CaptureFixture[str], *tokens: str) -> tuple[int, str, str
     return code, out, err
 
 
-def test_a_diff_is_all_of_standard_output(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_stdout_has_only_the_diff(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     code, out, err = run(capsys, "--check", "train.py", "--its-own", "3")
     assert (code, err) == (0, "")
     assert out.startswith("--- train.py\n+++ train.py\n@@ ")
     assert out.endswith('+if pace.is_main:\n+    torch.save(model.state_dict(), "end.pt")\n')
-    assert sorted(one.name for one in here.iterdir()) == ["sparse.py", "train.py"]
+    assert sorted(path.name for path in here.iterdir()) == ["sparse.py", "train.py"]
 
 
-def test_what_cannot_be_carried_is_said_and_ends_in_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_script_gives_its_reason_and_exit_code_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     code, out, err = run(capsys, "--check", "sparse.py")
     assert (code, out) == (1, "")
     assert err.startswith("sparse.py: line 2: sparse gradients cannot be averaged")
 
 
-def test_what_has_its_lines_needs_nothing(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_ported_script_needs_no_change(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     (here / "own.py").write_text("import paceline\npace = paceline.connect()\n")
     assert run(capsys, "--check", "own.py") == (0, "own.py: nothing to add\n", "")
 
@@ -47,13 +49,13 @@ def test_what_has_its_lines_needs_nothing(capsys: pytest.CaptureFixture[str], he
 @pytest.mark.parametrize(("name", "verdict"), [("train.py", "change"), ("sparse.py", "refused")])
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str], name: str, verdict: str) -> None:
     code, out, _ = run(capsys, "--json", "--check", name)
-    found = json.loads(out)
-    assert found.keys() == {"script", "verdict", "diff", "added_lines", "reason", "notes"}
-    assert (found["script"], found["verdict"]) == (name, verdict)
-    assert (code == 1) == (found["reason"] is not None) == (found["diff"] == "")
+    report = json.loads(out)
+    assert report.keys() == {"script", "verdict", "diff", "added_lines", "reason", "notes"}
+    assert (report["script"], report["verdict"]) == (name, verdict)
+    assert (code == 1) == (report["reason"] is not None) == (report["diff"] == "")
 
 
-def test_what_is_wrongly_asked_ends_in_2(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_usage_error_has_exit_code_2(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     (here / "broken.py").write_text("def (:\n")
     (here / "latin.py").write_bytes("x = 'ü'".encode("latin-1"))
     for tokens, words in {
@@ -72,13 +74,13 @@ def test_what_is_wrongly_asked_ends_in_2(capsys: pytest.CaptureFixture[str], her
         assert words in err
 
 
-def test_a_module_is_checked_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_module_is_checked_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--check", "-m", "train")
     assert code == 0
     assert out.startswith("--- train.py\n")
 
 
-def test_who_trains_without_the_lines_is_told_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_launch_of_an_unported_script_points_to_check(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "--workers", "2", "--device", "cpu", "train.py")
     assert code == 2
     assert "paceline launch --check SCRIPT says where they go" in err

@@ -1,4 +1,4 @@
-"""``paceline compare``: in virtual time, live, cut short, and what it refuses."""
+"""``paceline compare``: simulated, live, interrupted and refused."""
 
 import json
 from collections.abc import Callable
@@ -16,14 +16,14 @@ Say = Callable[[str], tuple[int, str, str]]
 VIRTUAL = "compare quadratic --workers 3 --simulated --delay exp:10ms --slow 0=4x --run-dir here"
 
 
-def test_protocols_meet_the_same_stragglers_in_virtual_time(say: Say, tmp_path: Path) -> None:
+def test_simulated_protocols_meet_the_same_stragglers(say: Say, tmp_path: Path) -> None:
     protocols = "--protocols full-sync,k-sync:2,async --repeats 2 --updates 40"
     code, out, err = say(f"{VIRTUAL} {protocols} --mini-batch-size 8 --seed 5")
     assert code == 0
     assert "[6/6] async, seed 6: no accuracy" in err
-    found = json.loads((tmp_path / "here" / "comparison.json").read_text())
+    report = json.loads((tmp_path / "here" / "comparison.json").read_text())
     assert (tmp_path / "here" / "comparison.svg").read_text().startswith("<svg")
-    by_name = {one["protocol"]: one for one in found["protocols"]}
+    by_name = {protocol["protocol"]: protocol for protocol in report["protocols"]}
     times = {name: one["time_per_update_s"]["median"] for name, one in by_name.items()}
     assert times["async"] < times["k-sync:2"] < times["full-sync"]
     for name, folder in (("k-sync:2", "k-sync-2"), ("async", "async")):
@@ -32,35 +32,35 @@ def test_protocols_meet_the_same_stragglers_in_virtual_time(say: Say, tmp_path: 
             assert Path(run["run_dir"]) == Path("here") / folder / f"seed-{seed}"
             summary = summarize(tmp_path / run["run_dir"])
             assert run["updates"] == summary.updates == 40
-            assert run["test_loss"] is not None  # its end is evaluated, though no epoch is over
+            assert run["test_loss"] is not None  # the end is evaluated, though no epoch is complete
     for name in by_name:
         assert f"\n{name} " in out
 
 
-def test_the_same_seed_is_the_same_run(say: Say) -> None:
+def test_same_seed_gives_the_same_run(say: Say) -> None:
     line = "--protocols async,k-async:2 --updates 20 --json"
     _, one, _ = say(f"{VIRTUAL} {line}")
     _, other, _ = say(f"{VIRTUAL}2 {line}")
     assert one.replace("here", "here2") == other
 
 
-def test_an_epoch_can_be_evaluated_several_times(say: Say) -> None:
+def test_epoch_can_be_evaluated_several_times(say: Say) -> None:
     line = "--protocols full-sync,async --epochs 2 --mini-batch-size 32 --json"
     _, whole, _ = say(f"{VIRTUAL} {line}")
     _, fine, _ = say(f"{VIRTUAL}2 {line} --evaluations 4")
-    for one, other in zip(
+    for first, second in zip(
         json.loads(whole)["protocols"], json.loads(fine)["protocols"], strict=True
     ):
-        (coarse,), (finer,) = one["runs"], other["runs"]
+        (coarse,), (finer,) = first["runs"], second["runs"]
         assert len(coarse["errors"]) == 2
         assert len(finer["errors"]) == 1 + 8
-        assert finer["errors"][0]["t"] == 0.0  # what nothing was learned of yet
+        assert finer["errors"][0]["t"] == 0.0  # before any training
         assert all(point in finer["errors"] for point in coarse["errors"])
-        assert finer["training_loss"] == coarse["training_loss"]  # looking changes nothing
+        assert finer["training_loss"] == coarse["training_loss"]  # evaluating changes nothing
 
 
-def test_a_settings_file_is_of_train_and_launch(say: Say, tmp_path: Path) -> None:
-    """Half of it would count: the flags beside it have defaults of their own."""
+def test_settings_file_of_train_and_launch_is_ignored(say: Say, tmp_path: Path) -> None:
+    """Only half of it would apply: the flags of compare have defaults of their own."""
     (tmp_path / "paceline.toml").write_text("epochs = 1\nlr = 1e-6\nworkers = 8\n")
     line = "--workers 3 --delay exp:10ms --updates 9 --json"
     _, out, _ = say(f"compare quadratic --protocols async --simulated --run-dir one {line}")
@@ -71,22 +71,22 @@ def test_a_settings_file_is_of_train_and_launch(say: Say, tmp_path: Path) -> Non
         assert (header["epochs"], header["workers"], header["learning_rates"]) == (10, 3, [0.1])
 
 
-def test_it_runs_live_and_takes_the_same_mini_batch_everywhere(say: Say) -> None:
+def test_live_comparison_uses_the_same_mini_batch_size_everywhere(say: Say) -> None:
     code, out, _ = say(
         "compare quadratic --protocols full-sync,async --workers 2 --updates 6 --device cpu --json"
     )
     assert code == 0
-    found = json.loads(out)
-    assert found["conditions"] == "mini-batches of 32"
-    assert not found["is_simulated"]
-    assert [one["updates"]["median"] for one in found["protocols"]] == [6, 6]
-    for one in found["protocols"]:
+    report = json.loads(out)
+    assert report["conditions"] == "mini-batches of 32"
+    assert not report["is_simulated"]
+    assert [protocol["updates"]["median"] for protocol in report["protocols"]] == [6, 6]
+    for one in report["protocols"]:
         folder = Path(one["runs"][0]["run_dir"])
         assert folder.parent.name.startswith("compare-quadratic-")
         assert (folder / "trace.jsonl").is_file()
 
 
-def test_ctrl_c_keeps_what_is_done(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_finished_runs(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     def second_is_cut(*given: object, **named: object) -> rehearsal.Rehearsed:
         if given[1].protocol == "async":  # type: ignore[attr-defined]
             raise KeyboardInterrupt
@@ -114,7 +114,7 @@ def let_async_fail(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(rehearsal, "rehearse", fails)
 
 
-def test_a_run_that_fails_is_told_and_the_others_go_on(
+def test_failed_run_is_reported_and_the_others_continue(
     say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_async_fail(monkeypatch, WorkerError("the gradient is not finite:\n  more"))
@@ -122,11 +122,11 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(
     assert code == 0
     assert "async failed: the gradient is not finite\n" in out
     assert "\nfull-sync " in out
-    assert say(f"{VIRTUAL}2 --protocols async --updates 9")[0] == 1  # nothing came of any
+    assert say(f"{VIRTUAL}2 --protocols async --updates 9")[0] == 1  # no run succeeded
 
 
 @pytest.mark.parametrize("error", [ConfigError("not carried"), LinkError("full")])
-def test_runs_that_are_done_are_kept_where_a_later_one_is_refused(
+def test_finished_runs_are_kept_when_a_later_one_is_refused(
     say: Say, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     let_async_fail(monkeypatch, error)
@@ -134,7 +134,7 @@ def test_runs_that_are_done_are_kept_where_a_later_one_is_refused(
     assert code == 0
     assert "async failed: " in out
     assert "\nfull-sync " in out
-    if isinstance(error, ConfigError):  # of the first it is the user's own error
+    if isinstance(error, ConfigError):  # in the first run it is the user's error
         code, _, err = say(f"{VIRTUAL}2 --protocols async,full-sync --updates 9")
         assert (code, err.splitlines()[-1]) == (2, f"error: {error}")
 
@@ -163,7 +163,7 @@ def test_runs_that_are_done_are_kept_where_a_later_one_is_refused(
         ("--protocols async --workers 3 --target-accuracy 85", "write 0.85 for 85 %"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(
+def test_invalid_options_are_refused_before_anything_starts(
     say: Say, rest: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(comparison, "_run", lambda *given: pytest.fail("a run has begun"))
@@ -174,14 +174,14 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_how_many_workers_is_asked_for(say: Say) -> None:
-    """With one, which was the default, most protocols are the same."""
+def test_number_of_workers_is_required(say: Say) -> None:
+    """With one worker, formerly the default, most protocols are the same."""
     code, out, err = say("compare quadratic --protocols full-sync,async")
     assert (code, out) == (2, "")
     assert "--workers" in err
 
 
-def test_an_unknown_task_and_a_used_folder_are_refused(say: Say, tmp_path: Path) -> None:
+def test_unknown_task_and_nonempty_folder_are_refused(say: Say, tmp_path: Path) -> None:
     code, _, err = say("compare lent --protocols async --workers 2")
     assert code == 2
     assert "did you mean 'lenet'" in err

@@ -21,20 +21,20 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_only_a_bug_is_a_failure_unless_all_is(script: Path) -> None:
+def test_only_bugs_fail_without_strict(script: Path) -> None:
     assert run(["doctor", str(script), "--static"]) == 0
     assert run(["doctor", str(script), "--static", "--strict"]) == 1
     script.write_text(looped(STEP[:4]))
     assert run(["doctor", str(script), "--static"]) == 1
 
 
-def test_one_json_object(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_object(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", str(script), "--static", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    (one,) = [one for one in said["findings"] if "sync" in one["rule"]]
+    report = json.loads(capsys.readouterr().out)
+    (one,) = [finding for finding in report["findings"] if "sync" in finding["rule"]]
     assert (one["rule"], one["severity"]) == ("synchronized-each-turn", "cost")
     assert one["gain"] is None
-    assert said["measured"] is False
+    assert report["measured"] is False
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_one_json_object(script: Path, capsys: pytest.CaptureFixture[str]) -> No
         ),
     ],
 )
-def test_what_cannot_be_answered_is_refused(
+def test_invalid_requests_are_refused(
     asked: list[str], said: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -89,14 +89,14 @@ def test_what_cannot_be_answered_is_refused(
     assert said in capsys.readouterr().err
 
 
-def test_the_rules_are_listed_and_tried(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rules_are_listed_and_tested(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--rules"]) == 0
     assert "clip-before-unscale" in capsys.readouterr().out
     assert run(["doctor", "--test-rules"]) == 0
     assert "examples of" in capsys.readouterr().out
 
 
-def test_what_is_no_flag_of_its_own_is_the_scripts() -> None:
+def test_unknown_flags_are_passed_to_the_script() -> None:
     own = ["--static", "train.py", "--seconds", "3"]
     assert translate(["doctor", *own[:2], "--lr", "0.1", *own[2:]]) == (
         ["doctor", *own], ["--", "--lr", "0.1"],
@@ -104,30 +104,30 @@ def test_what_is_no_flag_of_its_own_is_the_scripts() -> None:
     assert translate(["doctor", "train.py", "--", "--json"])[1] == ["--", "--json"]
 
 
-def test_fix_prints_a_diff_alone(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fix_prints_only_a_diff(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", str(script), "--static", "--fix"]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("--- a/train.py\n+++ b/train.py\n")
-    assert "-        torch.cuda.synchronize()\n" in said.out
-    assert "not proved" in said.err
+    captured = capsys.readouterr()
+    assert captured.out.startswith("--- a/train.py\n+++ b/train.py\n")
+    assert "-        torch.cuda.synchronize()\n" in captured.out
+    assert "not proved" in captured.err
     script.write_text(looped(STEP))
     assert run(["doctor", str(script), "--static", "--fix"]) == 0
     assert "nothing can be fixed without changing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", [[], ["--json"]])
-def test_what_costs_is_a_failure_of_a_model_too_where_that_is_asked(
+def test_strict_fails_on_the_costs_of_a_model(
     flag: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model = "nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))"
     (tmp_path / "net_with_a_bias.py").write_text(f"from torch import nn\nnet = {model}\n")
-    asked = ["doctor", "net_with_a_bias:net", "--input", "8,3,8,8", *flag]
-    assert run(asked) == 0
-    assert run([*asked, "--strict"]) == 1
+    requests = ["doctor", "net_with_a_bias:net", "--input", "8,3,8,8", *flag]
+    assert run(requests) == 0
+    assert run([*requests, "--strict"]) == 1
 
 
-def test_the_exit_code_of_a_fix_is_of_the_file_at_the_end(
+def test_exit_code_after_apply_describes_the_fixed_file(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script.write_text(looped(STEP[:4]))
@@ -144,5 +144,5 @@ def test_the_exit_code_of_a_fix_is_of_the_file_at_the_end(
     assert run(["doctor", str(script), "--fix", "--apply"]) == 0
 
 
-def test_what_could_cost_and_is_left_alone_is_a_failure_where_that_is_asked(script: Path) -> None:
+def test_strict_fails_on_unfixed_costs(script: Path) -> None:
     assert run(["doctor", str(script), "--static", "--fix", "--strict"]) == 1

@@ -29,12 +29,12 @@ def _model(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def nobody_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not measured by processes beside needs none: each takes seconds to begin."""
+def no_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the neighbour processes where a test does not need them: each takes seconds to start."""
     monkeypatch.setattr(split_costs, "neighbours", lambda *_: nullcontext())
 
 
-def test_a_model_is_cut_and_drawn(say: Say, tmp_path: Path) -> None:
+def test_model_is_cut_and_plotted(say: Say, tmp_path: Path) -> None:
     line = f"partition five_small_layers:layers -n 4 {SMALL}"
     code, out, err = say(f"{line} --plot cut.svg")
     assert code == 0, err
@@ -42,21 +42,21 @@ def test_a_model_is_cut_and_drawn(say: Say, tmp_path: Path) -> None:
     assert (tmp_path / "cut.svg").read_text().startswith("<svg")
 
 
-@pytest.mark.usefixtures("nobody_beside")
-def test_a_slow_worker_has_fewer_layers_and_the_page_names_what_is_said(say: Say) -> None:
+@pytest.mark.usefixtures("no_neighbours")
+def test_slow_worker_gets_fewer_layers_and_json_is_documented(say: Say) -> None:
     line = f"partition five_small_layers:layers -n 4 {SMALL}"
     code, out, err = say(f"{line} --json --speeds 1,1,1,0.5 --schedule gpipe")
     assert code == 0, err
-    found = json.loads(out)
-    assert [len(one["layers"]) for one in found["parts"]].count(2) == 1
+    report = json.loads(out)
+    assert [len(part["layers"]) for part in report["parts"]].count(2) == 1
     page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     section = page.split("## `paceline partition`")[1].split("\n## ")[0]
-    for name in (*found, *found["parts"][0]):
+    for name in (*report, *report["parts"][0]):
         assert f"`{name}`" in section, name
 
 
-@pytest.mark.usefixtures("nobody_beside")
-def test_more_cuts_than_end_in_seconds_are_said_to_be_too_many(say: Say) -> None:
+@pytest.mark.usefixtures("no_neighbours")
+def test_too_many_cuts_to_try_are_reported(say: Say) -> None:
     speeds = ",".join(str(1 + i / 10) for i in range(12))
     line = f"partition five_small_layers:twelve -n 12 {SMALL} --json"
     code, out, err = say(line)
@@ -64,21 +64,21 @@ def test_more_cuts_than_end_in_seconds_are_said_to_be_too_many(say: Say) -> None
     assert "of all cuts" in json.loads(out)["step_s"]
     code, out, err = say(f"{line} --speeds {speeds}")
     assert code == 0, err
-    found = json.loads(out)
-    assert found["about"]["of all cuts"].startswith("too many to try")
-    assert "of all cuts" not in found["step_s"]
+    report = json.loads(out)
+    assert report["about"]["of all cuts"].startswith("too many to try")
+    assert "of all cuts" not in report["step_s"]
 
 
-def test_memory_asks_plan_for_the_table_of_splits(say: Say) -> None:
+def test_plan_with_memory_prints_the_table_of_splits(say: Say) -> None:
     code, out, err = say(f"plan five_small_layers:layers -n 2 --memory 8GiB {SMALL} --json")
     assert code == 0, err
-    found = json.loads(out)
-    names = [one["split"] for one in found["splits"]]
+    report = json.loads(out)
+    names = [split["split"] for split in report["splits"]]
     assert names == ["none", "data", "network", "layer", "shard-1", "shard-2", "shard-3"]
-    assert found["advised"] in names
+    assert report["advised"] in names
     page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     section = page.split("## `paceline plan TASK --memory`")[1].split("\n## ")[0]
-    for name in (*found, *found["splits"][0]):
+    for name in (*report, *report["splits"][0]):
         assert f"`{name}`" in section, name
 
 
@@ -100,13 +100,15 @@ def test_memory_asks_plan_for_the_table_of_splits(say: Say) -> None:
         ("-n 2 --memory 1e-300GiB", "such as 512MiB or 2GiB, got '1e-300GiB'"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(say: Say, flags: str, message: str) -> None:
+def test_invalid_options_get_a_short_error_without_measuring(
+    say: Say, flags: str, message: str
+) -> None:
     start_s = time.monotonic()
     code, out, err = say(f"partition five_small_layers:layers {SMALL} {flags}")
     assert (code, out) == (2, "")
     assert message in err
     assert "measuring" not in err or flags in ("-n 6", "-n 2 --memory 1KiB")
-    assert time.monotonic() - start_s < 2.0  # nothing was measured, nor anybody begun
+    assert time.monotonic() - start_s < 2.0  # nothing was measured and no process was started
 
 
 @pytest.mark.parametrize(
@@ -121,13 +123,13 @@ def test_what_is_wrong_is_said_in_one_sentence(say: Say, flags: str, message: st
         ),
     ],
 )
-def test_what_is_no_model_of_a_module_is_said(say: Say, line: str, message: str) -> None:
+def test_error_says_when_the_name_is_no_model(say: Say, line: str, message: str) -> None:
     code, out, err = say(f"partition {line}")
     assert (code, out) == (2, "")
     assert message in err.splitlines()[-1]
 
 
-def test_inputs_that_are_larger_than_memory_are_said_to_be(say: Say) -> None:
+def test_inputs_larger_than_memory_are_reported(say: Say) -> None:
     code, out, err = say("partition five_small_layers:layers -n 2 --input 1,9999999999999")
     assert (code, out) == (1, "")
     assert err.splitlines()[-1].startswith("error: out of memory")

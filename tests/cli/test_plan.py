@@ -1,4 +1,4 @@
-"""``paceline plan``: a profile, forecasts, a race, an advice; and what it refuses."""
+"""``paceline plan``: profile, forecasts, race, advice and refusals."""
 
 import json
 import shutil
@@ -38,56 +38,56 @@ def plan_of(say: Say, flags: str) -> str:
     return f"plan quadratic --workers 4 --profile runs/profile --mini-batch-size {size} {flags}"
 
 
-def test_a_straggler_is_not_waited_for(say: Say) -> None:
+def test_protocol_that_does_not_wait_for_a_straggler_is_advised(say: Say) -> None:
     line = plan_of(say, "--slow 0=300x --seconds 2 --protocols full-sync,k-sync:3,k-batch-async:3")
     code, out, err = say(f"{line} --json")
     assert code == 0, err
-    found = json.loads(out)
-    rows = {one["protocol"]: one for one in found["candidates"]}
+    report = json.loads(out)
+    rows = {candidate["protocol"]: candidate for candidate in report["candidates"]}
     assert set(rows) == {"full-sync", "k-sync:3", "k-batch-async:3"}
-    assert found["advised"] != "full-sync"
-    assert found["candidates"][0]["protocol"] == found["advised"]
-    assert [one["rank"] for one in found["candidates"]] == [1, 2, 3]
+    assert report["advised"] != "full-sync"
+    assert report["candidates"][0]["protocol"] == report["advised"]
+    assert [candidate["rank"] for candidate in report["candidates"]] == [1, 2, 3]
     slow, fast = rows["full-sync"], rows["k-sync:3"]
     assert slow["time_per_update_s"] > 10 * fast["time_per_update_s"]
     assert rows["k-batch-async:3"]["thrown_away"] == 0.0 < fast["thrown_away"]
-    assert sum(one["race_wins"] for one in found["candidates"][:2]) <= 3
+    assert sum(candidate["race_wins"] for candidate in report["candidates"][:2]) <= 3
 
 
-def test_every_field_is_described_and_the_text_says_why(say: Say) -> None:
+def test_every_json_field_is_documented_and_the_text_gives_reasons(say: Say) -> None:
     page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     section = page.split("## `paceline plan`")[1].split("\n## ")[0]
     line = plan_of(say, "--seconds 1 --protocols full-sync,async")
     _, out, _ = say(f"{line} --json")
-    found = json.loads(out)
-    names = [*found, *found["candidates"][0]]
+    report = json.loads(out)
+    names = [*report, *report["candidates"][0]]
     assert [name for name in names if f"| `{name}` |" not in section] == []
     _, out, _ = say(line)
     for word in ("advice: --protocol", "why: ", "how sure: ", "batches/s", "profile: "):
         assert word in out
 
 
-def test_with_a_target_who_is_there_first_is_advised_and_when_is_said(say: Say) -> None:
+def test_first_protocol_to_reach_the_target_is_advised(say: Say) -> None:
     line = plan_of(
         say, "--slow 0=300x --seconds 2 --protocols full-sync,k-sync:3,async --target-loss 0.6"
     )
     code, out, err = say(f"{line} --json")
     assert code == 0, err
-    found = json.loads(out)
-    first, *_, last = found["candidates"]
+    report = json.loads(out)
+    first, *_, last = report["candidates"]
     assert last["protocol"] == "full-sync"
     assert last["target_s"] is None or last["target_s"] > 10 * first["target_s"]
-    assert found["target"]["name"] == "loss"
-    assert found["target"]["is_reached"]
-    assert found["target"]["virtual_s"] == first["target_s"]
-    assert found["target"]["best"] <= 0.6
+    assert report["target"]["name"] == "loss"
+    assert report["target"]["is_reached"]
+    assert report["target"]["virtual_s"] == first["target_s"]
+    assert report["target"]["best"] <= 0.6
     _, out, _ = say(line)
     assert "to target" in out
     assert "loss 0.6: after about" in out
     assert "how sure: " in out
 
 
-def test_a_target_that_nobody_reaches_is_said_with_the_best(say: Say) -> None:
+def test_unreached_target_is_reported_with_the_best_loss(say: Say) -> None:
     line = plan_of(say, "--seconds 0.4 --protocols full-sync,async --target-loss=-1")
     code, out, _ = say(line)
     assert code == 0
@@ -95,7 +95,7 @@ def test_a_target_that_nobody_reaches_is_said_with_the_best(say: Say) -> None:
     assert "give the race more --seconds" in out
 
 
-def test_a_target_where_all_diverge_has_no_best(say: Say) -> None:
+def test_unreached_target_has_no_best_if_all_diverge(say: Say) -> None:
     line = plan_of(say, "--seconds 0.4 --protocols full-sync,async --target-loss 0.1 --lr 1e6")
     code, out, err = say(f"{line} --json")
     assert (code, "Traceback" in err) == (0, False)
@@ -103,9 +103,11 @@ def test_a_target_where_all_diverge_has_no_best(say: Say) -> None:
     assert "no value was finite; lower --lr" in say(line)[1]
 
 
-def test_several_steps_a_push_are_several_mini_batches(say: Say) -> None:
+def test_each_local_step_counts_as_a_mini_batch(say: Say) -> None:
     line = plan_of(say, "--seconds 1 --protocols full-sync,local-sgd:4 --json")
-    rows = {one["protocol"]: one for one in json.loads(say(line)[1])["candidates"]}
+    rows = {
+        candidate["protocol"]: candidate for candidate in json.loads(say(line)[1])["candidates"]
+    }
     assert rows["local-sgd:4"]["pushes_per_s"] > rows["full-sync"]["pushes_per_s"]
 
 
@@ -146,14 +148,14 @@ def test_several_steps_a_push_are_several_mini_batches(say: Say) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(say: Say, line: str, said: str) -> None:
+def test_invalid_options_are_refused(say: Say, line: str, said: str) -> None:
     code, _, err = say(line)
     assert code == 2
     assert said in err
     assert "Traceback" not in err
 
 
-def test_what_the_plan_of_a_large_model_ignores_is_refused(
+def test_options_without_effect_for_a_large_model_are_refused(
     say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(splitting, "wants_splits", lambda question: True)
@@ -162,13 +164,13 @@ def test_what_the_plan_of_a_large_model_ignores_is_refused(
     assert "--protocols, --lr: no effect for a model as large as quadratic" in err
 
 
-def test_a_profile_of_too_few_steps_is_refused(say: Say) -> None:
+def test_profile_of_too_few_steps_is_refused(say: Say) -> None:
     assert say(PROFILE.replace("60", "4").replace("name profile", "name short"))[0] == 0
     with pytest.raises(ConfigError, match="at least 10 are needed for a profile"):
         read_profile(Path("runs/short"))
 
 
-def test_a_profile_that_is_taken_is_not_the_latest_run(
+def test_profile_run_does_not_become_the_latest_run(
     say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = []
@@ -184,38 +186,38 @@ def test_a_profile_that_is_taken_is_not_the_latest_run(
     assert not folders[0].exists()  # a run that wrote nothing leaves no folder
 
 
-def test_a_profile_sleeps_as_those_who_are_asked_about_but_never_too_long(
+def test_profile_applies_the_delays_of_the_workers_but_limits_them(
     say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[str, ...]] = []
+    requests: list[tuple[str, ...]] = []
 
     def measured(program: object, settings: RunSettings, observer: object) -> None:
-        asked.append(settings.delay[:2])
+        requests.append(settings.delay[:2])
         raise ConfigError("measured")
 
     monkeypatch.setattr(advice, "launch_run", measured)
     say("plan quadratic --workers 4 --delay exp:40ms --delay 1=exp:3s --delay 3=5ms")
     say("plan quadratic --workers 4")
-    assert asked == [("0=exp:40ms", "1=0.2s"), ()]
+    assert requests == [("0=exp:40ms", "1=0.2s"), ()]
 
 
-def test_a_profile_has_the_threads_that_workers_on_so_many_cores_have(
+def test_profile_uses_the_threads_of_workers_on_the_given_cores(
     say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int | None] = []
+    requests: list[int | None] = []
 
     def measured(program: object, settings: RunSettings, observer: object) -> None:
-        asked.append(settings.threads)
+        requests.append(settings.threads)
         raise ConfigError("measured")
 
     monkeypatch.setattr(advice, "launch_run", measured)
     monkeypatch.setattr(advice, "num_cores", lambda: 16)
     for cores in ("", " --cores 4", " --cores 12", " --cores 64"):
         say(f"plan quadratic --workers 4{cores}")
-    assert asked == [None, 1, 3, 4]
+    assert requests == [None, 1, 3, 4]
 
 
-def test_a_profile_without_sleeps_for_workers_that_sleep_is_named(say: Say) -> None:
+def test_profile_without_the_requested_delays_is_reported(say: Say) -> None:
     line = plan_of(say, "--seconds 0.4 --protocols full-sync,async")
     assert "had no --delay" in say(f"{line} --delay 5ms")[2]
     assert "had no --delay" not in say(line)[2]

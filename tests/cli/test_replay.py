@@ -1,4 +1,4 @@
-"""``paceline replay`` as it is used: after a run, with a number, with JSON, with what is wrong."""
+"""``paceline replay``: after a run, up to a version, with JSON, and with errors."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from resealing import reseal
 Say = Callable[[str], tuple[int, str, str]]
 
 
-def test_a_run_by_the_command_line_is_made_again(say: Say) -> None:
+def test_run_from_the_command_line_is_replayed(say: Say) -> None:
     assert say("train quadratic --workers 2 --protocol async --updates 30")[0] == 0
     code, out, _ = say("replay")
     assert code == 0
@@ -17,17 +17,17 @@ def test_a_run_by_the_command_line_is_made_again(say: Say) -> None:
     assert "equal: every decision, every loss, and every bit of the final model" in out
     code, out, _ = say("replay runs/latest --until 12 --json")
     assert code == 0
-    said = json.loads(out)
-    assert (said["version"], said["is_equal"], said["is_model_equal"]) == (12, True, None)
+    report = json.loads(out)
+    assert (report["version"], report["is_equal"], report["is_model_equal"]) == (12, True, None)
 
 
-def test_a_place_where_no_model_can_be_saved_is_refused_before_the_work(say: Say) -> None:
+def test_unwritable_save_path_is_refused_before_the_replay(say: Say) -> None:
     code, _, err = say("replay nowhere --save .")
     assert code == 2
     assert ". is a folder; name a file in an existing folder" in err
 
 
-def test_a_metric_that_is_no_number_is_null(say: Say) -> None:
+def test_nan_metric_is_null(say: Say) -> None:
     line = "simulate quadratic --workers 2 --delay exp:5ms --updates 20 --lr 100 --nonfinite skip"
     assert say(f"{line} --run-dir here")[0] == 0
     code, out, err = say("replay here --json")
@@ -35,7 +35,7 @@ def test_a_metric_that_is_no_number_is_null(say: Say) -> None:
     assert json.loads(out)["metrics"] == {"loss": None}
 
 
-def test_a_difference_ends_with_1_and_is_named(say: Say) -> None:
+def test_difference_is_named_and_has_exit_code_1(say: Say) -> None:
     say("train quadratic --updates 5")
     trace = Path("runs/latest/trace.jsonl")
     text = trace.read_text()

@@ -1,4 +1,4 @@
-"""What peers' users type is understood or answered, and the script's words are left alone."""
+"""Flags of other launchers are translated or refused; arguments of the script stay."""
 
 import ast
 import inspect
@@ -14,7 +14,7 @@ from paceline.config import NAMES, flag_of, help_of
 from paceline.errors import ConfigError
 
 FRAGMENTS = {"Of", "That", "They", "From", "For", "Instead:", "There,", "On", "n,", "n:", "cpu,"}
-"""What a text begins with that only makes sense behind the name of its flag."""
+"""First words of a help text that only makes sense after the name of its flag."""
 
 
 def helps() -> Iterator[tuple[str, str]]:
@@ -42,32 +42,32 @@ def helps() -> Iterator[tuple[str, str]]:
         (["train", "lenet", "--learning-rate=0.1"], ["train", "lenet", "--lr=0.1"]),
     ],
 )
-def test_a_peers_flag_becomes_ours(given: list[str], ours: list[str]) -> None:
+def test_other_launchers_flag_is_translated(given: list[str], ours: list[str]) -> None:
     assert translate(given) == (ours, [])
 
 
-def test_the_help_of_each_flag_stands_alone() -> None:
-    found = list(helps())
-    assert len(found) > 150  # fails where this test no longer finds them
-    fragments = [one for one in found if one[1].split()[0] in FRAGMENTS]
+def test_help_of_each_flag_is_a_complete_sentence() -> None:
+    results = list(helps())
+    assert len(results) > 150  # fails if this test no longer finds them
+    fragments = [result for result in results if result[1].split()[0] in FRAGMENTS]
     assert fragments == []
 
 
-def test_everything_from_the_scripts_name_on_is_the_scripts() -> None:
+def test_all_arguments_from_the_script_on_belong_to_it() -> None:
     given = ["launch", "--np", "2", "train.py", "--learning-rate", "1"]
     ours, rest = translate(given)
     assert ours == ["launch", "--workers", "2"]
     assert rest == ["--", "train.py", "--learning-rate", "1"]
 
 
-def test_a_module_is_told_from_a_file() -> None:
+def test_module_and_file_are_distinguished() -> None:
     assert translate(["launch", "-m", "pkg.train", "-n", "3"]) == (
         ["launch", "--module"],
         ["--", "pkg.train", "-n", "3"],
     )
 
 
-def test_a_flag_that_means_something_else_here_is_answered() -> None:
+def test_flag_with_another_meaning_gets_advice() -> None:
     with pytest.raises(ConfigError, match=r"--gpus.*--workers N"):
         translate(["train", "lenet", "--gpus", "2"])
     with pytest.raises(ConfigError, match="--wrokers"):

@@ -1,4 +1,4 @@
-"""The collective that is chosen is the fastest, and another takes over where it is said to."""
+"""The chosen collective is the fastest, and the choice changes at the stated crossovers."""
 
 import pytest
 
@@ -18,7 +18,7 @@ ETHERNET = LinkCost(
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 8, 12])
 @pytest.mark.parametrize("size_bytes", [0, 1, 1000, 100_000, 100_000_000])
-def test_nobody_is_faster_than_who_is_chosen(num_ranks: int, size_bytes: int) -> None:
+def test_chosen_collective_is_the_fastest(num_ranks: int, size_bytes: int) -> None:
     choice = choose(size_bytes, num_ranks, ETHERNET)
     took_s = {
         name: cost_between_equals(
@@ -34,15 +34,15 @@ def test_nobody_is_faster_than_who_is_chosen(num_ranks: int, size_bytes: int) ->
     assert choice.seconds_of.keys() == set(candidates(num_ranks))
 
 
-def test_small_buffers_go_by_few_rounds_and_large_ones_by_few_bytes() -> None:
+def test_small_buffers_choose_few_rounds_and_large_ones_few_bytes() -> None:
     names = ("tree", "ring")
     assert choose(100, 6, ETHERNET, names=names).name == "tree"
     assert choose(100_000_000, 6, ETHERNET, names=names).name == "ring"
 
 
-def test_at_a_crossover_one_takes_over_from_another() -> None:
+def test_choice_changes_at_each_crossover() -> None:
     choice = choose(1000, 6, ETHERNET, names=("tree", "ring", "hub"))
-    assert [one.above for one in choice.crossovers][-1] == "ring"
+    assert [crossover.above for crossover in choice.crossovers][-1] == "ring"
     assert choice.crossovers
     for one in choice.crossovers:
         before = choose(int(one.size_bytes * 0.97), 6, ETHERNET, names=("tree", "ring", "hub"))
@@ -51,14 +51,14 @@ def test_at_a_crossover_one_takes_over_from_another() -> None:
         assert after.name == one.above
 
 
-def test_the_crossover_of_two_is_where_their_formulas_meet() -> None:
+def test_crossover_is_where_the_formulas_meet() -> None:
     """Tree and ring, P = 8: 6 (a + o + n b) = 14 (a + o + n b / 8), so n = 8 (a + o) / 4.25 b."""
     link = LinkCost(latency_s=50e-6, s_per_byte=8e-9, overhead_s=10e-6)
     (crossover,) = choose(1, 8, link, names=("tree", "ring")).crossovers
     assert crossover.size_bytes == pytest.approx(8 * 60e-6 / (4.25 * 8e-9), rel=0.02)
 
 
-def test_the_reason_is_one_sentence_with_the_next_best() -> None:
+def test_reason_is_one_sentence_and_names_the_next_best() -> None:
     choice = choose(4 << 20, 8, ETHERNET, names=("ring", "tree"))
     assert choice.reason == (
         "ring takes 59.9 ms for 4.0 MiB between 8 ranks, 99% of it bytes; the next, tree, would "
@@ -71,7 +71,7 @@ def test_the_reason_is_one_sentence_with_the_next_best() -> None:
     assert only.crossovers == ()
 
 
-def test_on_a_topology_schedules_are_run() -> None:
+def test_choice_on_a_topology_simulates_the_schedules() -> None:
     topology = hosts(
         4, 4, inner_bytes_per_s=10e9, outer_bytes_per_s=1e9, inner_latency_s=5e-6,
         outer_latency_s=50e-6,
@@ -86,7 +86,7 @@ def test_on_a_topology_schedules_are_run() -> None:
         choose(1000, 4, two_hosts())
 
 
-def test_with_a_late_rank_the_others_begin_without_it() -> None:
+def test_late_rank_selects_a_straggler_aware_schedule() -> None:
     link = LinkCost(latency_s=20e-6, s_per_byte=1e-9)
     size = 8 << 20
     names = ("ring", "halving-doubling", "straggler-aware:3")

@@ -1,4 +1,4 @@
-"""What a schedule takes in virtual time is what its formula says, where the formula holds."""
+"""The virtual time of a schedule equals its formula, where the formula holds."""
 
 import math
 from dataclasses import replace
@@ -19,13 +19,13 @@ WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 16, 17)
 
 
 def even_size(member: Collective, operation: Operation) -> int:
-    """Bytes that all its chunks divide without a rest."""
+    """A number of bytes that divides into chunks without a remainder."""
     return 1000 * math.lcm(member.num_ranks, member.num_chunks(operation))
 
 
 @pytest.mark.parametrize("num_ranks", WORLDS)
 @pytest.mark.parametrize("gamma", [0.0, LINK.reduce_s_per_byte], ids=["", "with-reduction"])
-def test_the_formula_is_the_cost(num_ranks: int, gamma: float) -> None:
+def test_simulated_cost_equals_the_formula(num_ranks: int, gamma: float) -> None:
     link = replace(LINK, reduce_s_per_byte=gamma)
     for text in candidates(num_ranks, late=num_ranks // 2):
         member = parse(text, num_ranks)
@@ -44,11 +44,11 @@ def test_the_formula_is_the_cost(num_ranks: int, gamma: float) -> None:
                 assert took_s == pytest.approx(formula_s, rel=1e-9), (text, num_ranks, operation)
 
 
-def test_only_the_double_tree_has_a_bound_for_a_formula() -> None:
+def test_only_the_formula_of_the_double_tree_is_a_bound() -> None:
     assert [name for name, kind in COLLECTIVES.items() if kind.is_bound] == ["double-tree"]
 
 
-def test_many_segments_bring_a_double_tree_near_the_fewest_bytes() -> None:
+def test_double_tree_with_many_segments_nears_the_bandwidth_bound() -> None:
     link = LinkCost(latency_s=0.0, s_per_byte=1e-9)
     took_s = cost_between_equals(
         parse("double-tree:512", 16), Operation.ALL_REDUCE, 1024**3, link
@@ -57,8 +57,8 @@ def test_many_segments_bring_a_double_tree_near_the_fewest_bytes() -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8, 16])
-def test_a_double_tree_cuts_a_small_buffer_into_few_segments(num_ranks: int) -> None:
-    """In 16 segments each it took 16 times as many rounds, of next to nothing."""
+def test_double_tree_cuts_small_buffers_into_few_segments(num_ranks: int) -> None:
+    """With 16 segments it took 16 times as many rounds of almost no bytes."""
 
     def took_s(text: str, size: int) -> float:
         member = parse(text, num_ranks)
@@ -76,7 +76,7 @@ def test_a_double_tree_cuts_a_small_buffer_into_few_segments(num_ranks: int) -> 
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8, 16, 5, 12])
-def test_a_late_rank_is_done_by_the_formula_from_when_it_comes(num_ranks: int) -> None:
+def test_late_rank_finishes_by_the_formula_after_its_arrival(num_ranks: int) -> None:
     late = num_ranks - 1
     member = parse(f"straggler-aware:{late}", num_ranks)
     assert isinstance(member, StragglerAware)
@@ -92,8 +92,8 @@ def test_a_late_rank_is_done_by_the_formula_from_when_it_comes(num_ranks: int) -
         assert took.seconds < ring.seconds
 
 
-def test_a_bidirectional_ring_uses_both_links_of_a_circle() -> None:
-    """Its formula with two links: half of the ring's bytes through each, in half of the rounds."""
+def test_bidirectional_ring_uses_both_links_of_a_circle() -> None:
+    """The formula with two links: half of the ring's bytes through each, in half the rounds."""
     for num_ranks in (4, 5, 8):
         size = 1000 * num_ranks
         topology = circle(num_ranks, latency_s=LINK.latency_s, bytes_per_s=1 / LINK.s_per_byte)
@@ -107,9 +107,7 @@ def test_a_bidirectional_ring_uses_both_links_of_a_circle() -> None:
 
 
 @pytest.mark.parametrize(("num_hosts", "host_size"), [(2, 4), (4, 2), (3, 3), (1, 4), (4, 1)])
-def test_two_levels_cost_what_the_formula_of_two_levels_says(
-    num_hosts: int, host_size: int
-) -> None:
+def test_hierarchical_cost_matches_the_two_level_formula(num_hosts: int, host_size: int) -> None:
     num_ranks, size = num_hosts * host_size, 3600 * num_hosts * host_size
     topology = hosts(
         num_hosts,
@@ -127,25 +125,25 @@ def test_two_levels_cost_what_the_formula_of_two_levels_says(
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 8, 17])
-def test_a_rank_of_a_ring_sends_two_p_minus_one_pths(num_ranks: int) -> None:
+def test_ring_rank_sends_2_times_p_minus_1_over_p_of_the_buffer(num_ranks: int) -> None:
     size = 1_000_003  # not a multiple: chunks differ by a byte
     took = cost_between_equals(parse("ring", num_ranks), Operation.ALL_REDUCE, size, LINK)
     exact = 2 * (num_ranks - 1) / num_ranks * size
     assert all(abs(sent - exact) <= 2 * num_ranks for sent in took.sent_bytes)
 
 
-def test_a_shared_link_is_shared() -> None:
-    """Four ranks of a host to four of another at once, through one link: four times as long."""
+def test_transfers_share_the_bandwidth_of_a_link() -> None:
+    """Four ranks of a host send to four of another through one link: four times as long."""
     topology = hosts(2, 4, inner_bytes_per_s=1e9, outer_bytes_per_s=1e9)
     link = LinkCost(latency_s=0.0, s_per_byte=1e-9)
     member = parse("halving-doubling", 8)
     alone_s = cost_between_equals(member, Operation.ALL_REDUCE, 8000, link).seconds
-    # The last round of the reduce-scatter, and the first of the all-gather, go between hosts.
+    # The last round of the reduce-scatter and the first of the all-gather cross hosts.
     shared_s = cost_on(topology, member, Operation.ALL_REDUCE, 8000).seconds
     assert shared_s - alone_s == pytest.approx(2 * 3 * 1000 / 1e9)
 
 
-def test_what_is_not_for_equally_many_ranks_is_refused() -> None:
+def test_differing_numbers_of_ranks_are_refused() -> None:
     topology = flat(4, latency_s=0.0, bytes_per_s=1e9)
     with pytest.raises(ConfigError, match="flat has 4 ranks, but ring has 3"):
         cost_on(topology, parse("ring", 3), Operation.ALL_REDUCE, 8)

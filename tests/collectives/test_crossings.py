@@ -1,4 +1,4 @@
-"""Crossings of straight lines are where the lines cross."""
+"""Crossings of straight lines are found where the lines cross."""
 
 import pytest
 
@@ -8,13 +8,13 @@ SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
 
 
 def line(fixed_s: float, s_per_byte: float) -> dict[int, list[float]]:
-    """Three blocks, of which one was disturbed."""
+    """Three blocks, one of them disturbed."""
     return {
         size: [noise * (fixed_s + size * s_per_byte) for noise in (1, 1.5, 1)] for size in SIZES
     }
 
 
-def found(
+def crossings_of(
     times: dict[str, dict[int, list[float]]], costs: dict[str, tuple[float, float]]
 ) -> list[Crossing]:
     def predicted(name: str, size: int) -> float:
@@ -24,12 +24,12 @@ def found(
     return list(find_crossings(times, predicted))
 
 
-def test_two_that_cross_are_found_with_where_they_were_predicted_to() -> None:
+def test_crossing_is_found_with_its_predicted_size() -> None:
     times = {"tree": line(100e-6, 4e-9), "ring": line(300e-6, 1e-9)}
-    (one,) = found(times, {"tree": (100e-6, 4e-9), "ring": (300e-6, 1e-9)})
+    (one,) = crossings_of(times, {"tree": (100e-6, 4e-9), "ring": (300e-6, 1e-9)})
     assert (one.below, one.above) == ("tree", "ring")
     assert one.predicted_bytes == pytest.approx(200e-6 / 3e-9, rel=0.05)
-    assert one.measured_bytes == pytest.approx(200e-6 / 3e-9, rel=0.3)  # four sizes, drawn between
+    assert one.measured_bytes == pytest.approx(200e-6 / 3e-9, rel=0.3)  # four sizes, interpolated
     assert one.is_near
 
 
@@ -38,29 +38,30 @@ def test_two_that_cross_are_found_with_where_they_were_predicted_to() -> None:
     [((300e-6, 1e-9), True), ((800e-6, 1e-9), False), ((90e-6, 5e-9), False)],
     ids=["as measured", "three times as far", "never"],
 )
-def test_a_prediction_is_near_within_a_factor_of_2(
-    ring: tuple[float, float], is_near: bool
-) -> None:
+def test_prediction_is_near_within_a_factor_of_2(ring: tuple[float, float], is_near: bool) -> None:
     times = {"tree": line(100e-6, 4e-9), "ring": line(300e-6, 1e-9)}
-    (one,) = found(times, {"tree": (100e-6, 4e-9), "ring": ring})
+    (one,) = crossings_of(times, {"tree": (100e-6, 4e-9), "ring": ring})
     assert one.is_near is is_near
 
 
-def test_what_is_not_clear_at_both_ends_is_no_crossing() -> None:
+def test_crossing_must_be_clear_at_both_ends() -> None:
     costs = {"one": (100e-6, 4e-9), "other": (300e-6, 1e-9)}
-    assert found({"one": line(100e-6, 1e-9), "other": line(105e-6, 0.9e-9)}, costs) == []
-    assert found({"one": line(100e-6, 1e-9), "other": line(300e-6, 1e-9)}, costs) == []
-    assert found({"one": line(100e-6, 1e-9)}, costs) == []
+    assert crossings_of({"one": line(100e-6, 1e-9), "other": line(105e-6, 0.9e-9)}, costs) == []
+    assert crossings_of({"one": line(100e-6, 1e-9), "other": line(300e-6, 1e-9)}, costs) == []
+    assert crossings_of({"one": line(100e-6, 1e-9)}, costs) == []
 
 
-def test_what_one_block_says_otherwise_is_chance() -> None:
-    """Of two that send the same messages one is always faster in the middle."""
-    one, other = line(100e-6, 4e-9), line(300e-6, 1e-9)
-    one[SIZES[0]][2] = 400e-6
-    assert found({"one": one, "other": other}, {"one": (1e-4, 4e-9), "other": (3e-4, 1e-9)}) == []
+def test_single_deviating_block_makes_no_crossing() -> None:
+    """Of two collectives with equal messages, one always has the faster median."""
+    first, second = line(100e-6, 4e-9), line(300e-6, 1e-9)
+    first[SIZES[0]][2] = 400e-6
+    assert (
+        crossings_of({"one": first, "other": second}, {"one": (1e-4, 4e-9), "other": (3e-4, 1e-9)})
+        == []
+    )
 
 
-def test_the_grid_is_even_and_of_whole_elements() -> None:
+def test_grid_is_sorted_and_has_whole_elements() -> None:
     sizes = grid(64, 1 << 20)
     assert sizes == sorted(set(sizes))
     assert all(size % 4 == 0 for size in sizes)

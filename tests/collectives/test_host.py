@@ -1,4 +1,4 @@
-"""Rounds of processes that share cores: what was measured comes back, and the rest lies between."""
+"""Rounds of processes that share cores: measured times are returned, others interpolated."""
 
 import doctest
 import json
@@ -20,7 +20,7 @@ def curve(fixed_s: float, s_per_byte: float) -> Curve:
 
 
 def cost(num_ranks: int, num_cores: int) -> HostCost:
-    """A machine whose messages take 20 us of a core, and 1 ns a byte, at each of their ends."""
+    """A machine whose messages take 20 us of a core and 1 ns per byte at each end."""
     many = num_ranks - 1
     seconds = {
         "alone": (40e-6, 2e-9),
@@ -38,26 +38,24 @@ def cost(num_ranks: int, num_cores: int) -> HostCost:
     )
 
 
-def test_the_examples_are_true() -> None:
+def test_doctests_pass() -> None:
     assert doctest.testmod(host).failed == 0
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("action", list(Action))
-def test_each_kind_of_round_takes_what_it_was_measured_to_take(
-    num_ranks: int, action: Action
-) -> None:
-    found = cost(num_ranks, num_cores=2)
+def test_each_kind_of_round_takes_its_measured_time(num_ranks: int, action: Action) -> None:
+    actual = cost(num_ranks, num_cores=2)
     for kind in kinds_of(num_ranks):
         member = RoundOfKind(num_ranks, kind, action)
         for size in (1 << 10, 5000, 1 << 16, 1 << 20):
-            expected = member.num_rounds * at(found.rounds[kind, action], size)
-            took = found.seconds(member, ALL_REDUCE, num_ranks * size)
+            expected = member.num_rounds * at(actual.rounds[kind, action], size)
+            took = actual.seconds(member, ALL_REDUCE, num_ranks * size)
             assert took == pytest.approx(expected, rel=1e-9), (kind, size)
 
 
-def test_with_more_processes_than_cores_the_fewest_messages_win() -> None:
-    """A ring of 8 on 2 cores has 112 messages, of which two can be at work; a tree has 14."""
+def test_fewest_messages_win_with_more_processes_than_cores() -> None:
+    """A ring of 8 on 2 cores has 112 messages, of which two can run at once; a tree has 14."""
 
     def takes(found: HostCost, name: str, size: int) -> float:
         return found.seconds(parse(name, 8), ALL_REDUCE, size)
@@ -70,23 +68,23 @@ def test_with_more_processes_than_cores_the_fewest_messages_win() -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 5, 8])
-def test_more_bytes_never_take_less(num_ranks: int) -> None:
-    found = cost(num_ranks, num_cores=2)
+def test_more_bytes_never_take_less_time(num_ranks: int) -> None:
+    result = cost(num_ranks, num_cores=2)
     for name in candidates(num_ranks):
-        took = [found.seconds(parse(name, num_ranks), ALL_REDUCE, 4**n) for n in range(4, 13)]
+        took = [result.seconds(parse(name, num_ranks), ALL_REDUCE, 4**n) for n in range(4, 13)]
         assert took == sorted(took), name
         assert took[0] > 0
 
 
-def test_it_is_the_same_after_it_was_written() -> None:
-    found = HostCost(
+def test_host_cost_survives_a_round_trip_through_json() -> None:
+    result = HostCost(
         num_ranks=3, rounds=cost(3, 2).rounds, native_s=((10, 1e-4), (20, 2e-4)),
         beside_s={"native": ((10, 3e-4),), "tree": ((10, 4e-4), (20, 5e-4))},
     )  # fmt: skip
-    again = HostCost.read(json.loads(json.dumps(found.write())))
-    assert again == found
-    of_before = found.write()
-    del of_before["beside_s"]  # written when nobody measured it
+    again = HostCost.read(json.loads(json.dumps(result.write())))
+    assert again == result
+    of_before = result.write()
+    del of_before["beside_s"]  # written before this was measured
     assert not HostCost.read(json.loads(json.dumps(of_before))).beside_s
     assert again.native_reduce_s(15) == pytest.approx(1.5e-4)
 
@@ -113,7 +111,7 @@ def test_it_is_the_same_after_it_was_written() -> None:
         lambda values: values["rounds"][0].__setitem__(1, "add"),
     ],
 )
-def test_what_cannot_be_read_is_refused(spoil: object) -> None:
+def test_invalid_host_cost_is_refused(spoil: object) -> None:
     values = json.loads(json.dumps(cost(3, 2).write()))
     assert callable(spoil)
     spoil(values)
@@ -121,7 +119,7 @@ def test_what_cannot_be_read_is_refused(spoil: object) -> None:
         HostCost.read(values)
 
 
-def test_another_number_of_ranks_was_not_measured() -> None:
+def test_unmeasured_number_of_ranks_is_refused() -> None:
     ring: Collective = parse("ring", 4)
     with pytest.raises(ConfigError, match=r"ring is for 4 ranks; 3 were measured"):
         cost(3, 2).seconds(ring, ALL_REDUCE, 100)

@@ -1,4 +1,4 @@
-"""A collective's name on the command line: what is understood, and what is said where it is not."""
+"""The name of a collective on the command line: accepted spellings and error messages."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from paceline.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_a_name_is_written_as_it_is_read(name: str) -> None:
+def test_parsed_name_is_printed_unchanged(name: str) -> None:
     argument = COLLECTIVES[name].argument
     text = name if argument is None else f"{name}:1"
     assert str(parse(text, 4)) == text
@@ -20,7 +20,7 @@ def test_a_name_is_written_as_it_is_read(name: str) -> None:
 
 
 @pytest.mark.parametrize(("alias", "name"), ALIASES.items())
-def test_the_names_that_others_taught_work(alias: str, name: str) -> None:
+def test_names_used_by_other_libraries_are_accepted(alias: str, name: str) -> None:
     number = ":1" if "[" not in spelling(name) and ":" in spelling(name) else ""
     assert str(parse(alias + number, 2)) == name + number
 
@@ -64,7 +64,9 @@ def test_the_names_that_others_taught_work(alias: str, name: str) -> None:
         ("ring", 0, "a collective needs at least 1 rank, got 0"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_does(text: str, num_ranks: int, said: str) -> None:
+def test_unfit_collective_is_refused_with_alternatives(
+    text: str, num_ranks: int, said: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text, num_ranks)
     assert str(caught.value).startswith(said)
@@ -95,7 +97,7 @@ def test_what_does_not_fit_is_refused_with_what_does(text: str, num_ranks: int, 
         ("tree", Operation.BROADCAST, 6, "root must be a rank from 0 to 5, got 6"),
     ],
 )
-def test_an_operation_that_is_not_there_is_refused(
+def test_unsupported_operation_is_refused(
     text: str, operation: Operation, root: int, said: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -103,6 +105,6 @@ def test_an_operation_that_is_not_there_is_refused(
     assert str(caught.value) == said
 
 
-def test_a_link_costs_no_negative_seconds() -> None:
+def test_negative_link_latency_is_refused() -> None:
     with pytest.raises(ConfigError, match="latency_s of a link must be at least 0 and finite"):
         LinkCost(latency_s=-1.0, s_per_byte=0.0)

@@ -1,4 +1,4 @@
-"""Every collective, every number of ranks: it ends with what its operation promises."""
+"""Every collective with every number of ranks gives the result of its operation."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ WORLDS = range(1, 18)
 
 
 def numbers_for(name: str, num_ranks: int) -> list[str]:
-    """How a member may be written for so many ranks: with every number that fits."""
+    """Every valid spelling of a collective for this number of ranks."""
     argument = COLLECTIVES[name].argument
     if argument is None:
         return [name]
@@ -33,7 +33,7 @@ def fitting(num_ranks: int) -> Iterator[Collective]:
             try:
                 yield parse(text, num_ranks)
             except ConfigError:
-                continue  # what does not fit is refused by name: test_parse.py
+                continue  # invalid spellings are refused by name: test_parse.py
 
 
 CASES = [
@@ -47,7 +47,7 @@ def members(name: str, num_ranks: int) -> list[Collective]:
 
 
 def operations(member: Collective) -> Iterator[tuple[Operation, int]]:
-    """What it can do with so many ranks, and with which roots."""
+    """The operations it supports with this number of ranks, and their roots."""
     for operation in member.operations:
         try:
             member.check(operation)
@@ -58,11 +58,11 @@ def operations(member: Collective) -> Iterator[tuple[Operation, int]]:
 
 
 @pytest.mark.parametrize(("name", "num_ranks"), CASES)
-def test_everybody_ends_with_everybody_once(name: str, num_ranks: int) -> None:
-    """On sets of contributors: so it holds for all numbers. Ports are looked at, too."""
-    found = members(name, num_ranks)
-    assert found, "no spelling of it fits so many ranks"
-    for member in found:
+def test_every_rank_ends_with_each_contribution_once(name: str, num_ranks: int) -> None:
+    """Computed on sets of contributors, so it holds for all values. Ports are checked, too."""
+    result = members(name, num_ranks)
+    assert result, "no spelling of it fits so many ranks"
+    for member in result:
         for operation, root in operations(member):
             proof = prove(member, operation, root)
             assert proof.most_sent <= member.num_ports(operation)
@@ -81,7 +81,7 @@ def test_sums_are_right_for_any_number_of_elements(name: str, num_ranks: int) ->
 
 @pytest.mark.parametrize(("name", "num_ranks"), CASES)
 def test_all_ranks_end_with_the_same_bits(name: str, num_ranks: int) -> None:
-    """Also where another order of the same sum gives other bits, as here."""
+    """Even where another order of the sum would give other bits, as here."""
     member = members(name, num_ranks)[-1]
     random = Random(num_ranks)
     begun = [
@@ -96,7 +96,7 @@ def test_all_ranks_end_with_the_same_bits(name: str, num_ranks: int) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_every_operation_gives_what_the_table_says(data: st.DataObject) -> None:
+def test_every_operation_gives_the_result_of_the_table(data: st.DataObject) -> None:
     num_ranks = data.draw(st.integers(1, 17), label="ranks")
     member = data.draw(st.sampled_from(list(fitting(num_ranks))), label="collective")
     operation, root = data.draw(st.sampled_from(list(operations(member))), label="operation")
@@ -110,9 +110,9 @@ def test_every_operation_gives_what_the_table_says(data: st.DataObject) -> None:
     for chunk, (begin, end) in enumerate(bounds(num_elements, num_chunks)):
         owner = owner_of(chunk, num_chunks, num_ranks)
         source = root if operation in (Operation.BROADCAST, Operation.SCATTER) else owner
-        wanted = begun[source][begin:end]
+        expected = begun[source][begin:end]
         if operation.is_reducing:
-            wanted = [sum(column) for column in zip(*begun, strict=True)][begin:end]
+            expected = [sum(column) for column in zip(*begun, strict=True)][begin:end]
         holders = {
             Operation.REDUCE: [root],
             Operation.GATHER: [root],
@@ -121,12 +121,12 @@ def test_every_operation_gives_what_the_table_says(data: st.DataObject) -> None:
             Operation.ALL_TO_ALL: [chunk % num_ranks],
         }.get(operation, list(range(num_ranks)))
         for rank in holders:
-            assert ended[rank][begin:end] == wanted, (str(member), operation, rank, chunk)
+            assert ended[rank][begin:end] == expected, (str(member), operation, rank, chunk)
 
 
 @pytest.mark.parametrize("num_ranks", range(2, 18))
-def test_a_ring_moves_the_least_that_an_all_reduce_can(num_ranks: int) -> None:
-    """2 (P - 1) / P of the buffer by each rank, which is 2 (P - 1) of P chunks."""
+def test_ring_moves_the_fewest_possible_bytes(num_ranks: int) -> None:
+    """2 (P - 1) / P of the buffer per rank, which is 2 (P - 1) of P chunks."""
     for name in ("ring", "bidirectional-ring"):
         member = parse(name, num_ranks)
         sent = prove(member, Operation.ALL_REDUCE).chunks_sent
@@ -136,14 +136,14 @@ def test_a_ring_moves_the_least_that_an_all_reduce_can(num_ranks: int) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8, 16])
-def test_butterflies_move_the_least_in_the_fewest_rounds(num_ranks: int) -> None:
+def test_butterflies_move_the_fewest_bytes_in_the_fewest_rounds(num_ranks: int) -> None:
     for name in ("halving-doubling", "bine"):
         proof = prove(parse(name, num_ranks), Operation.ALL_REDUCE)
         assert set(proof.chunks_sent) == {2 * (num_ranks - 1)}
         assert proof.num_rounds == 2 * (num_ranks.bit_length() - 1)
 
 
-def test_bine_partners_are_two_thirds_as_far_away() -> None:
+def test_bine_partners_are_two_thirds_as_far_apart() -> None:
     """Modulo 256 ranks, summed over the rounds of a reduce-scatter."""
     hops = {}
     for name in ("halving-doubling", "bine"):
@@ -155,19 +155,19 @@ def test_bine_partners_are_two_thirds_as_far_away() -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8, 16])
-def test_the_late_rank_is_done_after_half_the_rounds_of_a_ring(num_ranks: int) -> None:
+def test_late_rank_takes_part_in_half_the_rounds_of_a_ring(num_ranks: int) -> None:
     """n + log2 n - 2 rounds, of which it takes part in n - 1 + log2 n - 1."""
     log2 = num_ranks.bit_length() - 1
     for late in range(num_ranks):
         rounds = list(parse(f"straggler-aware:{late}", num_ranks).rounds(Operation.ALL_REDUCE))
         with_it = [one for one in rounds if any(late in (t.source, t.destination) for t in one)]
         assert len(with_it) == num_ranks + log2 - 2
-        assert rounds[-len(with_it) :] == with_it  # nothing that it takes part in comes earlier
+        assert rounds[-len(with_it) :] == with_it  # it takes part in no earlier round
         assert len(rounds) - len(with_it) == num_ranks - 2
 
 
 class Broken(Collective):
-    """Whatever rounds it is given."""
+    """A collective with any given rounds."""
 
     name = "broken"
     summary = ""
@@ -201,16 +201,16 @@ def message(source: int, destination: int, chunk: int = 0, *, copy: bool = False
         ([(message(1, 0),), (message(2, 0, copy=True),)], "ends with {2} in chunk 0"),
     ],
 )
-def test_a_schedule_that_is_wrong_is_found_out(rounds: list[Round], said: str) -> None:
+def test_wrong_schedule_is_detected(rounds: list[Round], said: str) -> None:
     with pytest.raises(ProtocolError) as caught:
         prove(Broken(3, rounds), Operation.ALL_REDUCE)
     assert said in str(caught.value)
 
 
-def test_a_chunk_that_its_source_does_not_have_is_found_out() -> None:
+def test_sending_a_chunk_the_source_lacks_is_detected() -> None:
     with pytest.raises(ProtocolError, match="rank 1 sends what it does not have"):
         prove(Broken(3, [(message(1, 0, copy=True),)]), Operation.BROADCAST)
-    # Here it would have it only at the end of the round.
+    # Here the source would have it only at the end of the round.
     together = (message(0, 1, copy=True), message(1, 2, copy=True))
     with pytest.raises(ProtocolError, match="sends what it does not have"):
         prove(Broken(3, [together]), Operation.BROADCAST)

@@ -1,4 +1,4 @@
-"""Ways, cuts and rings of a topology are what trying everything finds."""
+"""Paths, cuts and rings of a topology equal those found by brute force."""
 
 import itertools
 from collections import Counter
@@ -43,10 +43,10 @@ def uneven() -> Topology:
     return Topology(name="uneven", num_ranks=5, num_switches=1, links=tuple(links))
 
 
-# Ways.
+# Paths.
 
 
-def test_a_message_takes_the_fewest_links_and_of_those_the_widest() -> None:
+def test_path_has_the_fewest_links_and_among_those_the_widest() -> None:
     topology = uneven()
     assert [topology.links[place].destination for place in topology.way(0, 1)] == [1]
     assert [topology.links[place].destination for place in topology.way(1, 4)] == [5, 4]
@@ -67,7 +67,7 @@ def test_a_message_takes_the_fewest_links_and_of_those_the_widest() -> None:
     assert [two.links[place].destination for place in two.way(0, 1)] == [3, 1]
 
 
-def test_no_way_leads_through_a_rank() -> None:
+def test_no_path_leads_through_a_rank() -> None:
     links = [
         NetworkLink(source=a, destination=b, bytes_per_s=1.0)
         for a, b in ((0, 1), (1, 0), (1, 2), (2, 1))
@@ -86,9 +86,7 @@ def test_no_way_leads_through_a_rank() -> None:
         ([(0, 1, 1.0), (0, 1, 2.0)], "two links from 0 to 1; write one, as wide as both together"),
     ],
 )
-def test_a_topology_that_cannot_be_is_refused(
-    links: list[tuple[int, int, float]], said: str
-) -> None:
+def test_invalid_topology_is_refused(links: list[tuple[int, int, float]], said: str) -> None:
     made = tuple(NetworkLink(source=a, destination=b, bytes_per_s=width) for a, b, width in links)
     with pytest.raises(ConfigError) as caught:
         Topology(name="odd", num_ranks=2, num_switches=1, links=made)
@@ -99,7 +97,7 @@ def test_a_topology_that_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 8, 12])
-def test_between_equals_the_bound_is_what_a_ring_takes(num_ranks: int) -> None:
+def test_bound_of_a_flat_topology_is_the_time_of_a_ring(num_ranks: int) -> None:
     topology = flat(num_ranks, latency_s=1e-5, bytes_per_s=1e9)
     least = least_s_per_byte(topology, Operation.ALL_REDUCE)
     assert least.s_per_byte == pytest.approx(2 * (num_ranks - 1) / num_ranks / 1e9)
@@ -114,12 +112,12 @@ def test_between_equals_the_bound_is_what_a_ring_takes(num_ranks: int) -> None:
     assert share == pytest.approx(1 / num_ranks, rel=1e-6)
 
 
-def test_the_bound_is_the_worst_of_all_cuts_by_hand() -> None:
-    """Two hosts of two: either a rank's port, or a host's link to the other."""
+def test_bound_is_the_worst_cut_computed_by_hand() -> None:
+    """Two hosts of two: the bound is a rank's port or the link between the hosts."""
     for inner, outer in ((4e9, 1e9), (1e9, 4e9), (3e9, 2e9)):
         topology = hosts(2, 2, inner_bytes_per_s=inner, outer_bytes_per_s=outer)
-        # Out of one rank its quarter, out of all but one three quarters into its port, out of a
-        # host the half.
+        # A quarter leaves each rank, three quarters enter its port from the others, and half
+        # leaves a host.
         expected = max(0.25 / inner, 0.75 / inner, 0.5 / outer)
         gather = least_s_per_byte(topology, Operation.ALL_GATHER)
         assert gather.s_per_byte == pytest.approx(expected)
@@ -139,7 +137,7 @@ def test_no_schedule_beats_the_bound(topology: Topology) -> None:
         assert 0.0 < share <= 1.0 + 1e-4, name
 
 
-def test_between_hosts_two_levels_reach_more_of_the_optimum_than_a_tree() -> None:
+def test_two_levels_between_hosts_are_nearer_the_optimum_than_a_tree() -> None:
     topology = two_hosts(has_nvlink=False)
     share = {
         name: share_of_optimum(topology, parse(name, 8), Operation.ALL_REDUCE)
@@ -149,7 +147,7 @@ def test_between_hosts_two_levels_reach_more_of_the_optimum_than_a_tree() -> Non
     assert share["ring"] > 2 * share["tree"]
 
 
-def test_too_many_vertices_for_all_cuts_are_refused() -> None:
+def test_topology_with_too_many_vertices_has_no_bound() -> None:
     with pytest.raises(ConfigError, match="flat has 17 vertices, but all cuts are tried only"):
         least_s_per_byte(flat(16, latency_s=0.0, bytes_per_s=1.0), Operation.ALL_REDUCE)
     with pytest.raises(ConfigError, match="no bound is known for all-to-all"):
@@ -160,7 +158,7 @@ def test_too_many_vertices_for_all_cuts_are_refused() -> None:
 
 
 def loads_of_all_rings(topology: Topology) -> np.ndarray:
-    """How often each ring, rows, crosses each link, columns: nothing is left out."""
+    """How often each ring (rows) crosses each link (columns), for all rings."""
     rows = []
     for order in itertools.permutations(range(1, topology.num_ranks)):
         row = [0.0] * len(topology.links)
@@ -172,13 +170,13 @@ def loads_of_all_rings(topology: Topology) -> np.ndarray:
 
 
 def best_by_brute_force(topology: Topology, most: int) -> float:
-    """Bytes a second of the best one or two rings, each pair tried."""
+    """Bytes per second of the best one or two rings, found by trying each pair."""
     widths = np.array([link.bytes_per_s for link in topology.links])
     loads = loads_of_all_rings(topology)
     with np.errstate(divide="ignore"):
         best = float((widths / loads).min(axis=1).max())
         if most > 1:
-            unique = np.unique(loads, axis=0)  # rings of the same load are the same here
+            unique = np.unique(loads, axis=0)  # rings of equal load are equivalent here
             for number, load in enumerate(unique):
                 together = (widths / (unique[number:] + load)).min(axis=1).max()
                 best = max(best, 2 * float(together))
@@ -186,11 +184,11 @@ def best_by_brute_force(topology: Topology, most: int) -> float:
 
 
 @pytest.mark.parametrize("topology", [*RECORDED, uneven()], ids=[*RECORDED_IDS, "uneven"])
-def test_the_ring_found_is_the_best_of_all(topology: Topology) -> None:
-    found = find_rings(topology)
-    assert len(found.rings) == 1
-    assert found.total_bytes_per_s == pytest.approx(best_by_brute_force(topology, 1))
-    assert_they_fit(topology, found.rings, found.each_bytes_per_s)
+def test_found_ring_is_the_best_by_brute_force(topology: Topology) -> None:
+    result = find_rings(topology)
+    assert len(result.rings) == 1
+    assert result.total_bytes_per_s == pytest.approx(best_by_brute_force(topology, 1))
+    assert_they_fit(topology, result.rings, result.each_bytes_per_s)
 
 
 def small() -> list[Topology]:
@@ -220,44 +218,44 @@ CUBE = {
     [*small(), *RECORDED],
     ids=["six of a DGX-1", "2 hosts of 3", "uneven", "circle", *RECORDED_IDS],
 )
-def test_two_rings_at_once_are_the_best_two_of_all(topology: Topology) -> None:
-    found = find_rings(topology, most=2)
-    assert found.total_bytes_per_s == pytest.approx(best_by_brute_force(topology, 2))
-    assert_they_fit(topology, found.rings, found.each_bytes_per_s)
+def test_two_simultaneous_rings_are_the_best_by_brute_force(topology: Topology) -> None:
+    result = find_rings(topology, most=2)
+    assert result.total_bytes_per_s == pytest.approx(best_by_brute_force(topology, 2))
+    assert_they_fit(topology, result.rings, result.each_bytes_per_s)
 
 
-def test_a_dgx_has_six_rings_that_use_every_nvlink() -> None:
-    """As many as NVLinks leave a GPU, which no set of rings without PCIe can exceed."""
-    found = find_rings(dgx(), most=6)
-    assert len(found.rings) == 6
-    assert found.each_bytes_per_s == 25e9
-    assert_they_fit(dgx(), found.rings, found.each_bytes_per_s)
+def test_dgx_has_six_rings_that_use_every_nvlink() -> None:
+    """One for each NVLink of a GPU, which no set of rings without PCIe can exceed."""
+    result = find_rings(dgx(), most=6)
+    assert len(result.rings) == 6
+    assert result.each_bytes_per_s == 25e9
+    assert_they_fit(dgx(), result.rings, result.each_bytes_per_s)
     without = find_rings(dgx(has_nvlink=False), most=6)
     assert without.total_bytes_per_s == pytest.approx(12e9)
 
 
 @pytest.mark.parametrize("topology", [*RECORDED, uneven()], ids=[*RECORDED_IDS, "uneven"])
-def test_planned_rings_are_a_schedule_as_fast_as_they_are_wide(topology: Topology) -> None:
-    found = find_rings(topology, most=6)
+def test_planned_rings_run_at_their_total_bandwidth(topology: Topology) -> None:
+    result = find_rings(topology, most=6)
     member = planned_rings(topology, most=6)
-    size, num_ranks = 840 * topology.num_ranks * len(found.rings), topology.num_ranks
+    size, num_ranks = 840 * topology.num_ranks * len(result.rings), topology.num_ranks
     for operation in member.operations:
         proof = prove(member, operation)
-        assert proof.most_sent == len(found.rings)
+        assert proof.most_sent == len(result.rings)
     took = cost_on(topology, member, Operation.ALL_REDUCE, size)
-    at_most_s = 2 * (num_ranks - 1) / num_ranks * size / found.total_bytes_per_s
+    at_most_s = 2 * (num_ranks - 1) / num_ranks * size / result.total_bytes_per_s
     assert took.seconds <= at_most_s * (1 + 1e-9)
     share = share_of_optimum(topology, member, Operation.ALL_REDUCE, 1 << 24)
     ring = share_of_optimum(topology, parse("ring", num_ranks), Operation.ALL_REDUCE, 1 << 24)
     assert share >= ring * (1 - 1e-4)
 
 
-def test_a_ring_that_leaves_a_rank_out_is_refused() -> None:
+def test_ring_that_omits_a_rank_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"a ring holds each of 3 ranks once, got \[0, 1, 1\]"):
         ParallelRings([(0, 1, 2), (0, 1, 1)])
 
 
-def test_on_two_hosts_rings_are_as_wide_as_the_network_between() -> None:
+def test_rings_over_two_hosts_are_as_wide_as_the_network() -> None:
     assert find_rings(two_hosts(), most=2).total_bytes_per_s == pytest.approx(12.5e9)
     assert find_rings(two_hosts(has_nvlink=False), most=2).total_bytes_per_s == 12e9
 

@@ -1,4 +1,4 @@
-"""What holds of every compressor of the table, whoever it is."""
+"""Properties of every compressor of the table."""
 
 import math
 
@@ -15,7 +15,7 @@ MATRICES = (
     Matrix(start=1264, rows=7, columns=100, number=2),
     Matrix(start=1968, rows=3, columns=2, number=3),
 )
-"""The last one would not become smaller; 1200 to 1264 and from 1974 on are no matrix."""
+"""The last one cannot be made smaller; 1200 to 1264 and from 1974 on are no matrix."""
 
 
 def members_of(
@@ -31,10 +31,10 @@ def members_of(
 @pytest.mark.parametrize("num_members", [1, 2, 3, 5])
 @pytest.mark.parametrize("size", [1, 7, SIZE])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_sent_and_what_is_left_is_what_went_in(
+def test_sent_values_and_residuals_sum_to_the_input(
     name: str, num_members: int, size: int, dtype: torch.dtype
 ) -> None:
-    """Each update; a member without a mini-batch sends its residual all the same."""
+    """In each update; a member without a mini-batch still sends its residual."""
     torch.manual_seed(0)
     members = members_of(name, num_members, size, dtype)
     for update in range(8):
@@ -49,17 +49,17 @@ def test_what_is_sent_and_what_is_left_is_what_went_in(
         outs, _ = exchange(members, owns, shares)
         for one in members:
             one.keep()
-        came_out = outs[0] + sum(one.residual for one in members)
+        came_out = outs[0] + sum(member.residual for member in members)
         cut = {"fp16": 2e-3, "bf16": 2e-2}.get(name, 0.0) * (num_members > 1)  # sums of 16 bits
         close = (1e-6 + cut) * float(went_in.abs().max())
         assert float((came_out - went_in).abs().max()) <= close
-        assert all(torch.equal(one, outs[0]) for one in outs)
+        assert all(torch.equal(out, outs[0]) for out in outs)
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 @pytest.mark.parametrize("num_members", [2, 3, 4])
 @pytest.mark.parametrize("size", [5, 1024, SIZE])
-def test_the_formula_is_what_is_sent(name: str, num_members: int, size: int) -> None:
+def test_sent_bytes_match_the_formula(name: str, num_members: int, size: int) -> None:
     members = members_of(name, num_members, size)
     _, sent = exchange(members, [torch.randn(size)] * num_members, [1.0] * num_members)
     for member, num_bytes in zip(members, sent, strict=True):
@@ -67,20 +67,20 @@ def test_the_formula_is_what_is_sent(name: str, num_members: int, size: int) -> 
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_fewer_bytes_than_all_numbers_have(name: str) -> None:
+def test_compressor_sends_at_most_half_the_bytes(name: str) -> None:
     for member in members_of(name, 2):
         assert member.compressor.sent_bytes() <= 0.5 * 4 * SIZE
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_an_update_that_does_not_stand_changes_nothing(name: str) -> None:
+def test_rejected_update_changes_nothing(name: str) -> None:
     torch.manual_seed(1)
     members = members_of(name, 2)
     first, other = ([torch.randn(SIZE), torch.randn(SIZE)] for _ in range(2))
     exchange(members, first, [0.5, 0.5])
     for one in members:
         one.keep()
-    before = [one.residual.clone() for one in members]
+    before = [member.residual.clone() for member in members]
     again, _ = exchange(members, first, [0.5, 0.5])
     exchange(members, other, [0.5, 0.5])
     assert all(torch.equal(one.residual, was) for one, was in zip(members, before, strict=True))
@@ -90,26 +90,26 @@ def test_an_update_that_does_not_stand_changes_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_so_for_all(name: str, value: float) -> None:
+def test_nonfinite_value_reaches_every_member(name: str, value: float) -> None:
     members = members_of(name, 3)
     owns = [torch.randn(SIZE) for _ in members]
     owns[1][17] = value
     outs, _ = exchange(members, owns, [1 / 3] * 3)
-    assert not any(bool(torch.isfinite(one).all()) for one in outs)
+    assert not any(bool(torch.isfinite(out).all()) for out in outs)
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_zeros_come_back_as_zeros_and_are_no_end(name: str) -> None:
+def test_zeros_stay_zeros_and_do_not_stop_later_updates(name: str) -> None:
     members = members_of(name, 2)
     for _ in range(2):
         outs, _ = exchange(members, [torch.zeros(SIZE)] * 2, [0.5, 0.5])
         assert not outs[0].any()
-        for one in members:
-            one.keep()
+        for member in members:
+            member.keep()
     torch.manual_seed(2)
     same = torch.randn(SIZE)
     total = torch.zeros(SIZE)
-    for _ in range(150):  # of a gradient that stays, the mean of all that came is that gradient
+    for _ in range(150):  # the mean of all updates of a constant gradient is that gradient
         outs, _ = exchange(members, [same, same], [0.5, 0.5])
         total += outs[0]
         for one in members:
@@ -118,15 +118,15 @@ def test_zeros_come_back_as_zeros_and_are_no_end(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_a_gradient_may_lie_where_the_mean_goes(name: str) -> None:
+def test_gradient_may_share_memory_with_the_mean(name: str) -> None:
     torch.manual_seed(3)
     compression = parse(example(name))
     assert compression is not None
     apart, inside = members_of(name, 1), members_of(name, 1)
     own = torch.randn(SIZE)
     (expected,), _ = exchange(apart, [own], [1.0])
-    found = own.clone()
-    under_way = inside[0].begin(found, 1.0, found)
+    actual = own.clone()
+    under_way = inside[0].begin(actual, 1.0, actual)
     asked = next(under_way)
     while True:
         answer = asked.tensor if type(asked).__name__ != "AllGather" else asked.tensor[None]
@@ -134,4 +134,4 @@ def test_a_gradient_may_lie_where_the_mean_goes(name: str) -> None:
             asked = under_way.send(answer)
         except StopIteration:
             break
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)

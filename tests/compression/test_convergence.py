@@ -12,7 +12,7 @@ UPDATES = 300
 
 
 def train(name: str | None, *, has_feedback: bool = True) -> float:
-    """The loss of a classifier that two members train, each on classes of its own.
+    """The loss of a classifier trained by two members, each on classes of its own.
 
     Each member's gradients are large where the other's are, with the other sign: those of the
     biases, since each believes that there are only its own classes. What tells classes apart is
@@ -55,7 +55,7 @@ def train(name: str | None, *, has_feedback: bool = True) -> float:
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_training_comes_to_the_loss_without_compression(name: str) -> None:
+def test_compressed_training_reaches_the_uncompressed_loss(name: str) -> None:
     assert train(example(name)) < 1.1 * train(None)
 
 

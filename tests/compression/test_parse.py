@@ -1,4 +1,4 @@
-"""A compressor's name on the command line: what is understood, and what is said where it is not."""
+"""The name of a compressor on the command line: accepted spellings and error messages."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from paceline.errors import ConfigError
         "powersgd:4",
     ],
 )
-def test_a_name_is_written_as_it_is_read(text: str) -> None:
+def test_parsed_name_is_printed_unchanged(text: str) -> None:
     assert str(parse(text)) == text
 
 
@@ -62,7 +62,7 @@ def test_none_is_no_compression() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_with_what_can(text: str, said: str) -> None:
+def test_invalid_name_is_refused_with_alternatives(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text)
     assert str(caught.value) == said

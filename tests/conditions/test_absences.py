@@ -1,4 +1,4 @@
-"""Who is away when: what is written is what is meant, and nonsense is named."""
+"""Absences of workers: spellings and their meaning, and refusals of invalid ones."""
 
 import math
 
@@ -9,8 +9,8 @@ from paceline.errors import ConfigError
 
 
 def test_a_late_start_a_pause_and_an_end_are_read() -> None:
-    found = parse_absences(["2=60s..", "1=..10s", "1=20s..30s"], 3)
-    assert found == (
+    result = parse_absences(["2=60s..", "1=..10s", "1=20s..30s"], 3)
+    assert result == (
         Absence(worker=1, from_s=0.0, until_s=10.0),
         Absence(worker=1, from_s=20.0, until_s=30.0),
         Absence(worker=2, from_s=60.0, until_s=math.inf),
@@ -31,6 +31,6 @@ def test_a_late_start_a_pause_and_an_end_are_read() -> None:
         (["1=1s..", "1=4s..9s"], "away from 1s to infs and again"),
     ],
 )
-def test_nonsense_is_named(values: list[str], said: str) -> None:
+def test_an_invalid_absence_is_refused_by_name(values: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_absences(values, 3)

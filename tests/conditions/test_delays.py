@@ -1,4 +1,4 @@
-"""Delays: what is written is what is drawn, and nonsense is named."""
+"""Delays: draws follow the text, and invalid texts are refused."""
 
 import math
 import random
@@ -72,7 +72,7 @@ def test_draws_are_those_of_the_standard_library(
 
 
 @pytest.mark.parametrize("text", ALL_KINDS)
-def test_draws_in_a_row_are_those_one_by_one(text: str) -> None:
+def test_draws_in_bulk_equal_single_draws(text: str) -> None:
     delay = parse_delay(text)
     draw, rng = delay.drawer(random.Random(3)), random.Random(3)
     assert [draw() for _ in range(50)] == [delay.sample(rng) for _ in range(50)]
@@ -80,14 +80,14 @@ def test_draws_in_a_row_are_those_one_by_one(text: str) -> None:
 
 @pytest.mark.parametrize("text", [text for text in ALL_KINDS if text != "20ms"])
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.95])
-def test_a_time_is_exceeded_as_often_as_it_says(text: str, share: float) -> None:
+def test_a_quantile_is_exceeded_with_its_probability(text: str, share: float) -> None:
     delay, rng = parse_delay(text), random.Random(4)
     border_s = delay.exceeded_s(share)
-    found = sum(delay.sample(rng) > border_s for _ in range(10_000)) / 10_000
-    if text.startswith("list"):  # a step: the share lies between those beside the border
-        assert found <= share <= found + 1 / 3 + 0.02
+    result = sum(delay.sample(rng) > border_s for _ in range(10_000)) / 10_000
+    if text.startswith("list"):  # a step: the share is between those next to the threshold
+        assert result <= share <= result + 1 / 3 + 0.02
     else:
-        assert found == pytest.approx(share, abs=0.02)
+        assert result == pytest.approx(share, abs=0.02)
 
 
 def test_a_pareto_draw_is_never_below_its_scale_and_has_its_tail() -> None:
@@ -102,8 +102,8 @@ def test_a_pareto_draw_is_never_below_its_scale_and_has_its_tail() -> None:
 @given(st.integers())
 def test_the_same_seed_gives_the_same_delays(seed: int) -> None:
     delay = parse_delay("1ms+exp:5ms+pareto:2,1ms")
-    one, other = random.Random(seed), random.Random(seed)
-    assert [delay.sample(one) for _ in range(5)] == [delay.sample(other) for _ in range(5)]
+    first, second = random.Random(seed), random.Random(seed)
+    assert [delay.sample(first) for _ in range(5)] == [delay.sample(second) for _ in range(5)]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_the_same_seed_gives_the_same_delays(seed: int) -> None:
         ("exp:exp:5ms", "unknown kind of delay 'exp:exp'"),
     ],
 )
-def test_nonsense_is_named_and_an_example_shown(text: str, said: str) -> None:
+def test_an_invalid_delay_is_refused_with_an_example(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         parse_delay(text)
     assert "10ms+exp:5ms" in str(caught.value)
@@ -151,7 +151,7 @@ def test_any_text_is_a_delay_or_a_config_error(text: str) -> None:
     assert 0 <= delay.mean_s < math.inf
 
 
-def test_a_delay_for_one_worker_goes_before_one_for_all() -> None:
+def test_a_delay_for_one_worker_overrides_one_for_all() -> None:
     delays = parse_delays(["1=exp:20ms", "5ms"], 3)
     assert [str(delay) for delay in delays] == ["5ms", "exp:20ms", "5ms"]
     only = parse_delays(["2=pareto:2,10ms"], 3)
@@ -171,7 +171,7 @@ def test_a_delay_for_one_worker_goes_before_one_for_all() -> None:
         ([f"{'9' * 5000}=5ms"], "is not a worker"),
     ],
 )
-def test_delays_for_no_worker_are_refused(values: list[str], said: str) -> None:
+def test_delays_for_unknown_workers_are_refused(values: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_delays(values, 3)
 
@@ -193,11 +193,11 @@ def test_slow_factors_are_read_with_and_without_their_x() -> None:
         ("a=5x", "'a' is not a worker"),
     ],
 )
-def test_slow_nonsense_is_named(value: str, said: str) -> None:
+def test_an_invalid_slow_factor_is_refused_by_name(value: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_slow([value], 2)
 
 
-def test_a_worker_is_slowed_once() -> None:
+def test_a_worker_has_at_most_one_slow_factor() -> None:
     with pytest.raises(ConfigError, match="worker 1 has one already"):
         parse_slow(["1=5x", "1=2x"], 2)

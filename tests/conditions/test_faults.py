@@ -1,4 +1,4 @@
-"""A plan of faults is data: what is written is what is meant, and back."""
+"""A plan of faults is data: texts are read as plans and printed again."""
 
 import pytest
 from hypothesis import given
@@ -28,12 +28,12 @@ def faults(draw: st.DrawFn) -> Fault:
 
 
 @given(st.lists(faults(), max_size=4))
-def test_what_a_plan_prints_is_read_as_the_same_plan(some: list[Fault]) -> None:
-    assert FaultPlan.parse([str(one) for one in some], WORKERS) == FaultPlan(faults=tuple(some))
+def test_a_printed_plan_is_read_as_the_same_plan(some: list[Fault]) -> None:
+    assert FaultPlan.parse([str(fault) for fault in some], WORKERS) == FaultPlan(faults=tuple(some))
 
 
 @given(st.lists(faults(), min_size=1, max_size=5), st.data())
-def test_what_has_happened_is_left_out_once(some: list[Fault], data: st.DataObject) -> None:
+def test_a_fault_that_has_happened_is_removed_once(some: list[Fault], data: st.DataObject) -> None:
     plan = FaultPlan(faults=tuple(some))
     gone = data.draw(st.sampled_from(some))
     left = list(plan.without([str(gone)]).faults)
@@ -42,11 +42,11 @@ def test_what_has_happened_is_left_out_once(some: list[Fault], data: st.DataObje
     assert sorted(map(str, left)) == sorted(map(str, some))
 
 
-def test_every_fault_is_the_machines_or_one_workers() -> None:
+def test_every_fault_belongs_to_the_machine_or_one_worker() -> None:
     texts = ["kill worker 1 at update 3", "fill disk at 5s for 2s", "RAISE in worker 1 at step 2"]
     plan = FaultPlan.parse(texts, WORKERS)
-    assert [one.kind for one in plan.of_worker(1)] == [Kind.KILL, Kind.RAISE]
-    assert [one.kind for one in plan.faults if one.worker is None] == [Kind.FILL_DISK]
+    assert [fault.kind for fault in plan.of_worker(1)] == [Kind.KILL, Kind.RAISE]
+    assert [fault.kind for fault in plan.faults if fault.worker is None] == [Kind.FILL_DISK]
     assert plan.of_worker(0) == ()
     assert plan.faults[1] == Fault(kind=Kind.FILL_DISK, at_s=5.0, for_s=2.0)
 
@@ -69,7 +69,7 @@ def test_every_fault_is_the_machines_or_one_workers() -> None:
         ("explode", "its forms: kill worker W at WHEN; stop"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_what_to_write(text: str, says: str) -> None:
+def test_an_invalid_fault_is_refused_with_advice(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=r"^fault|^'kill") as refusal:
         FaultPlan.parse([text], WORKERS)
     assert says in str(refusal.value)

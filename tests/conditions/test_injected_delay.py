@@ -1,4 +1,4 @@
-"""A live worker is held up as its simulated twin is: the same draws, the same phases."""
+"""A live worker is delayed as its simulated twin: the same draws, the same phases."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def of(slow: tuple[str, ...], seat: int) -> InjectedDelay:
 
 
 @pytest.mark.parametrize("slow", [(), ("1=3x",), ("1=4x@80ms/40ms",), ("1=2x@30ms/30ms",)])
-def test_a_worker_that_computes_nothing_ends_its_steps_when_its_twin_does(
+def test_a_worker_that_computes_nothing_ends_its_steps_with_its_twin(
     slow: tuple[str, ...],
 ) -> None:
     factors, phases = parse_slowness(slow, 2)
@@ -29,7 +29,7 @@ def test_a_worker_that_computes_nothing_ends_its_steps_when_its_twin_does(
         assert live_s - zero_s == pytest.approx(twin_s, abs=1e-9)
 
 
-def test_tickets_that_were_called_off_early_leave_the_draws_of_the_others_alone() -> None:
+def test_cancelled_tickets_do_not_change_the_draws_of_others() -> None:
     whole, broken = of((), 0), of((), 0)
     draws = []
     for serial in range(20):
@@ -40,7 +40,7 @@ def test_tickets_that_were_called_off_early_leave_the_draws_of_the_others_alone(
         assert broken.seconds(0.0, 0.0) == draws[serial]
 
 
-def test_what_was_computed_counts_as_work_of_the_step() -> None:
+def test_computing_time_counts_as_work_of_the_step() -> None:
     held = InjectedDelay.of(Context(workers=2, slow=("1=5x",)), 1)
     assert held.seconds(10.0, 10.5) == pytest.approx(2.0)
     assert InjectedDelay.of(Context(workers=2, slow=("1=5x",)), 0).seconds(10.0, 10.5) == 0.0

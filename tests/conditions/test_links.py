@@ -1,4 +1,4 @@
-"""What bytes cost: by hand, and what is no rate is named."""
+"""The cost of bytes: computed by hand, and refusals of invalid rates."""
 
 import math
 
@@ -8,20 +8,20 @@ from paceline.conditions.world import Link, LinkQueue, parse_bytes, parse_link
 from paceline.errors import ConfigError
 
 
-def test_a_transfer_takes_its_bytes_over_the_slower_link_and_the_latency() -> None:
+def test_a_transfer_takes_the_slower_links_time_and_the_latency() -> None:
     own = LinkQueue(Link(num_bytes=1e6, latency_s=0.5, bytes_per_s=1e6, server_bytes_per_s=1e7))
     assert own.there_s(2.0) == pytest.approx(2.0 + 1.0 + 0.5)
     server = LinkQueue(Link(num_bytes=1e6, latency_s=0.5, bytes_per_s=1e7, server_bytes_per_s=1e6))
     assert server.there_s(2.0) == pytest.approx(2.0 + 1.0 + 0.5)
 
 
-def test_the_server_takes_one_transfer_after_the_other() -> None:
+def test_the_server_serves_one_transfer_after_the_other() -> None:
     link = LinkQueue(Link(num_bytes=1e6, server_bytes_per_s=1e6))
     assert [link.there_s(0.0) for _ in range(3)] == [1.0, 2.0, 3.0]
     assert link.there_s(10.0) == 11.0, "it was free again"
 
 
-def test_links_of_one_s_own_do_not_wait_for_each_other() -> None:
+def test_separate_links_do_not_wait_for_each_other() -> None:
     link = LinkQueue(Link(num_bytes=1e6, bytes_per_s=1e6))
     assert [link.there_s(0.0) for _ in range(3)] == [1.0, 1.0, 1.0]
 
@@ -48,11 +48,13 @@ def test_links_are_read() -> None:
         (f"1ms,{10**400}B/s", None, "is not a number of bytes"),
     ],
 )
-def test_nonsense_is_named(link: str | None, server: str | None, said: str) -> None:
+def test_an_invalid_link_is_refused_by_name(
+    link: str | None, server: str | None, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_link(link, server, 1e6)
 
 
-def test_a_rate_needs_bytes_to_move() -> None:
+def test_a_rate_needs_the_bytes_of_a_push() -> None:
     with pytest.raises(ConfigError, match="needs the bytes of a push: give --bytes"):
         parse_link("1ms,1MB/s", None, None)

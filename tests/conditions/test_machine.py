@@ -1,4 +1,4 @@
-"""A machine: cores are shared in turns, what is called off gives its core back."""
+"""A machine: cores are shared in turns, and called-off work frees its core."""
 
 import math
 import random
@@ -30,11 +30,11 @@ def update_s(
 
 
 @pytest.mark.parametrize(("cores", "expected_s"), [(8, 3e-3), (4, 6e-3), (3, 9e-3), (1, 24e-3)])
-def test_workers_that_are_released_together_share_the_cores(cores: int, expected_s: float) -> None:
+def test_workers_released_together_share_the_cores(cores: int, expected_s: float) -> None:
     assert update_s("full-sync", 8, cores=cores) == pytest.approx(expected_s)
 
 
-def test_a_worker_holds_no_core_while_its_ordered_delay_lasts() -> None:
+def test_a_worker_uses_no_core_during_its_injected_delay() -> None:
     # The first computes and waits, the second computes meanwhile: 3 + 3 + 10 ms.
     ten, three = parse_delay("10ms"), parse_delay("3ms")
     assert update_s("full-sync", 2, cores=1, delay=ten) == pytest.approx(16e-3)
@@ -42,19 +42,19 @@ def test_a_worker_holds_no_core_while_its_ordered_delay_lasts() -> None:
     assert found_s == pytest.approx(3e-3, rel=0.02)
 
 
-def test_an_update_delays_those_that_are_released_with_it() -> None:
+def test_an_update_delays_the_members_released_with_it() -> None:
     found_s = update_s("full-sync", 4, apply_s=5e-3, num_updates=400)
     assert found_s == pytest.approx(8e-3, rel=0.01)
     found_s = update_s("k-batch-async:4", 4, apply_s=4e-3, num_updates=400)
     assert found_s == pytest.approx(4e-3, rel=0.02)
 
 
-def test_pushes_at_the_same_time_are_added_one_after_the_other() -> None:
+def test_simultaneous_pushes_are_added_one_after_the_other() -> None:
     assert update_s("full-sync", 4, add_s=1e-3) == pytest.approx(7e-3, rel=0.03)
     assert update_s("full-sync", 4, add_s=1e-3, apply_s=2e-3) == pytest.approx(9e-3, rel=0.05)
 
 
-def test_who_pushed_before_the_others_has_added_meanwhile() -> None:
+def test_an_early_push_is_added_while_others_compute() -> None:
     early = Machine(
         text="made up",
         work=tuple(map(parse_delay, ("2ms", "9ms"))),
@@ -66,13 +66,13 @@ def test_who_pushed_before_the_others_has_added_meanwhile() -> None:
     assert counts.mean_update_s() == pytest.approx(11e-3, rel=0.02)
 
 
-def test_who_goes_on_adds_before_and_an_update_of_one_push_adds_nothing() -> None:
+def test_a_continuing_member_adds_first_and_a_single_push_adds_nothing() -> None:
     found_s = update_s("k-batch-async:2", 1, add_s=1e-3, num_updates=200)
     assert found_s == pytest.approx(8e-3, rel=0.02)
     assert update_s("async", 1, add_s=1e-3, num_updates=200) == pytest.approx(3e-3, rel=0.02)
 
 
-def test_a_push_that_is_refused_is_not_added() -> None:
+def test_a_refused_push_is_not_added() -> None:
     total = CostSum(1.0, 2.0)
     total.push(5.0)
     total.push(5.0)
@@ -80,13 +80,13 @@ def test_a_push_that_is_refused_is_not_added() -> None:
     assert total.ready_s(5.0, is_updated=False) == 6.0
 
 
-def test_nobody_begins_before_it_is_granted() -> None:
+def test_no_member_starts_before_its_grant() -> None:
     total = CostSum(1.0, 2.0)
     total.push(5.0)
     assert total.ready_s(50.0, is_updated=False) == 50.0
 
 
-def test_of_those_that_share_a_core_the_last_is_hardly_later_than_the_first() -> None:
+def test_members_that_share_a_core_end_almost_together() -> None:
     # Eight steps of 3 ms fit a turn each, in a row; of 30 ms they are done almost together.
     assert update_s("k-batch-sync:2", 8, cores=2) == pytest.approx(3e-3)
     found_s = update_s("k-batch-sync:2", 8, cores=2, work="29ms")
@@ -96,7 +96,7 @@ def test_of_those_that_share_a_core_the_last_is_hardly_later_than_the_first() ->
     assert found_s == pytest.approx(15e-3, rel=0.02)
 
 
-def test_sharing_a_core_makes_ordered_slowness_as_much_longer() -> None:
+def test_sharing_a_core_stretches_injected_slowness_as_well() -> None:
     machine = Machine(
         text="made up", work=(parse_delay("20ms"),) * 2, exchange=(parse_delay("0ms"),) * 2, cores=1
     )
@@ -106,7 +106,7 @@ def test_sharing_a_core_makes_ordered_slowness_as_much_longer() -> None:
     assert counts.mean_update_s() == pytest.approx(3 * 38.5e-3, rel=0.05)
 
 
-def test_cores_are_taken_in_turns() -> None:
+def test_cores_are_used_in_turns() -> None:
     cores = Cores(1, slice_s=1.0)
     first = cores.enter(7, 0.0, 2.5)
     assert first == (7, 0.0, 1.0)
@@ -117,7 +117,7 @@ def test_cores_are_taken_in_turns() -> None:
     assert 7 in cores
 
 
-def test_who_is_called_off_gives_the_core_back() -> None:
+def test_a_called_off_member_frees_its_core() -> None:
     cores = Cores(1, slice_s=1.0)
     first = cores.enter(0, 0.0, 0.5)
     for member in (1, 2):
@@ -135,28 +135,28 @@ def test_who_is_called_off_gives_the_core_back() -> None:
 def steps(speeds: list[float], scatter: float, seed: int = 1) -> list[tuple[int, float, float]]:
     """100 steps of two workers at each speed, the second worker's twice as long."""
     rng = random.Random(seed)
-    found = []
+    results = []
     for number in range(100 * len(speeds)):
         for worker, usual_s in enumerate((0.01, 0.02)):
             length_s = usual_s * speeds[number // 100] * math.exp(rng.gauss(0.0, scatter))
-            found.append((worker, number + 0.5 * worker, length_s))
-    return found
+            results.append((worker, number + 0.5 * worker, length_s))
+    return results
 
 
-def test_a_machine_that_keeps_its_speed_has_no_drift_however_steps_scatter() -> None:
+def test_a_machine_of_constant_speed_has_no_drift_with_scattered_steps() -> None:
     assert drift_of(steps([1.0] * 8, scatter=0.2)).relative < 0.015
 
 
-def test_a_drift_is_what_whole_stretches_have_in_common() -> None:
+def test_a_drift_is_the_common_change_of_whole_stretches() -> None:
     speeds = [0.9, 1.1, 0.9, 1.1, 0.9, 1.1, 0.9, 1.1]
     for scatter in (0.0, 0.2):
-        found = drift_of(steps(speeds, scatter))
-        assert found.relative == pytest.approx(0.107, abs=0.02)
-        assert found.stretch_s == pytest.approx(100.0, abs=1.0)
+        result = drift_of(steps(speeds, scatter))
+        assert result.relative == pytest.approx(0.107, abs=0.02)
+        assert result.stretch_s == pytest.approx(100.0, abs=1.0)
     assert drift_of([(0, 0.0, 1.0)] * 20) == Drift()  # too few to tell
 
 
-def test_the_longer_both_are_the_less_a_drift_moves_a_run_from_what_was_measured() -> None:
+def test_longer_measurements_and_runs_have_a_smaller_drift_error() -> None:
     drift = Drift(relative=0.1, stretch_s=2.5)  # measured for 20 s
     assert drift.error(20.0) == pytest.approx(0.1 * math.sqrt(4 / 8 + 4 / 8))  # four hang together
     assert drift.error(2.5) == pytest.approx(0.1 * math.sqrt(4 / 8 + 1))
@@ -168,7 +168,7 @@ def test_the_longer_both_are_the_less_a_drift_moves_a_run_from_what_was_measured
     ["20ms", "exp:20ms", "pareto:3,10ms", "lognormal:0.5,10ms", "weibull:1.5,10ms", "list:1ms,5ms",
      "10ms+exp:5ms"],
 )  # fmt: skip
-def test_what_is_stretched_takes_so_many_times_as_long(text: str) -> None:
+def test_a_stretched_delay_is_longer_by_the_factor(text: str) -> None:
     delay = parse_delay(text)
     longer = delay.stretched(3.0)
     assert longer.mean_s == pytest.approx(3.0 * delay.mean_s)

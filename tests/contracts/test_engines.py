@@ -1,8 +1,8 @@
 """One contract for every engine: threads of one process, shared memory, and sockets alone.
 
-The third one is made here (``socket_engine.py``): its members are processes that have no memory in
-common, so whatever an exchange needs of one is a message. Under an order of pushes that is fixed
-all engines come to the same bytes; under any, each sample counts once, whatever happens to members.
+The third is made here (``socket_engine.py``): its members are processes without shared memory, so
+whatever an exchange needs of one is a message. Under a fixed order of pushes all engines give the
+same bytes; under any, each sample counts once, whatever happens to members.
 """
 
 import importlib
@@ -38,7 +38,7 @@ IN_ORDER = (
 
 @pytest.fixture
 def run_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Train on an engine; the one of sockets takes the local one's place in the table."""
+    """Train on an engine; the socket engine replaces the local one in the table."""
 
     def run(engine: str, task: Any = TASK, folder: str = "", **settings: Any) -> Run:
         with monkeypatch.context() as patch:
@@ -53,7 +53,11 @@ def run_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def facts(run: Run, kind: type) -> list[Any]:
-    return [one.fact for one in run.records if isinstance(one, Heard) and type(one.fact) is kind]
+    return [
+        record.fact
+        for record in run.records
+        if isinstance(record, Heard) and type(record.fact) is kind
+    ]
 
 
 @ALL
@@ -66,27 +70,25 @@ def test_each_sample_counts_once(run_on: Any, engine: str, protocol: str) -> Non
 
 @pytest.mark.parametrize("engine", ["local", "sockets"])
 @pytest.mark.parametrize("protocol", IN_ORDER)
-def test_one_order_of_pushes_comes_to_the_same_bytes(
-    run_on: Any, engine: str, protocol: str
-) -> None:
+def test_one_order_of_pushes_gives_the_same_bytes(run_on: Any, engine: str, protocol: str) -> None:
     task = with_optimizer(torch.optim.Adam, 0.05)
     expected = run_on("inline", task, "expected", protocol=protocol).state
-    found = run_on(engine, task, "found", protocol=protocol).state
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    result = run_on(engine, task, "found", protocol=protocol).state
+    assert result.keys() == expected.keys()
+    assert all(torch.equal(result[name], expected[name]) for name in expected)
 
 
 @ALL
 def test_buffers_are_those_of_one_process(run_on: Any, engine: str) -> None:
-    found = run_on(engine, WITH_BATCH_NORM, "found", protocol="full-sync")
+    result = run_on(engine, WITH_BATCH_NORM, "found", protocol="full-sync")
     expected = run_on("inline", WITH_BATCH_NORM, "expected", protocol="full-sync")
-    assert all(torch.equal(found.state[name], one) for name, one in expected.state.items())
+    assert all(torch.equal(result.state[name], value) for name, value in expected.state.items())
 
 
 @ALL
 @pytest.mark.parametrize("protocol", ["full-sync", "k-batch-async:2", "local-sgd:2"])
 @pytest.mark.parametrize("worker", [0, 2])
-def test_a_death_takes_nothing_along(run_on: Any, engine: str, protocol: str, worker: int) -> None:
+def test_a_death_loses_no_sample(run_on: Any, engine: str, protocol: str, worker: int) -> None:
     kill = f"kill worker {worker} at step 3"
     settings = {"workers": 3, "protocol": protocol, "delay": ("10ms",)}  # or others do all of it
     run = run_on(engine, **settings, fault=(kill,))
@@ -97,7 +99,7 @@ def test_a_death_takes_nothing_along(run_on: Any, engine: str, protocol: str, wo
 
 
 @ALL
-def test_who_stands_still_is_gone_on_without(run_on: Any, engine: str) -> None:
+def test_the_run_continues_without_a_stalled_worker(run_on: Any, engine: str) -> None:
     stop = "stop worker 1 at update 2 for 20s"
     run = run_on(engine, workers=3, protocol="full-sync", fault=(stop,), stall_after=1.0)
     assert len(facts(run, Stalled)) + len(facts(run, Left)) >= 1
@@ -107,7 +109,7 @@ def test_who_stands_still_is_gone_on_without(run_on: Any, engine: str) -> None:
 
 @WITH_PROCESSES
 @pytest.mark.parametrize("protocol", ["full-sync", "async"])
-def test_a_new_worker_takes_the_place(run_on: Any, engine: str, protocol: str) -> None:
+def test_a_new_worker_replaces_a_dead_one(run_on: Any, engine: str, protocol: str) -> None:
     settings = {"protocol": protocol, "respawn": True, "epochs": 60}
     run = run_on(engine, fault=("kill worker 1 at update 4",), delay=("10ms",), **settings)
     assert len(facts(run, Joined)) == 3
@@ -118,17 +120,17 @@ def test_a_new_worker_takes_the_place(run_on: Any, engine: str, protocol: str) -
 
 @ALL
 @pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2", "local-sgd:3+fragments:3"])
-def test_what_is_resumed_ends_where_it_would_have(
+def test_a_resumed_run_ends_as_an_uninterrupted_one(
     run_on: Any, tmp_path: Path, engine: str, protocol: str
 ) -> None:
     settings = {"protocol": protocol, "checkpoint_every": "2 updates"}
     whole = run_on(engine, folder="whole", **settings)
     run_on(engine, folder="parts", updates=3, **settings)
-    found = run_on(engine, folder="parts", resume=str(tmp_path / "parts" / "run"), **settings)
-    assert all(torch.equal(found.state[name], one) for name, one in whole.state.items())
+    result = run_on(engine, folder="parts", resume=str(tmp_path / "parts" / "run"), **settings)
+    assert all(torch.equal(result.state[name], value) for name, value in whole.state.items())
 
 
-def test_the_table_has_what_the_setting_offers() -> None:
+def test_the_table_lists_the_engines_of_the_setting() -> None:
     with pytest.raises(
         ConfigError, match="engine must be one of local, inline, torchrun, got 'nowhere'"
     ):
@@ -136,7 +138,7 @@ def test_the_table_has_what_the_setting_offers() -> None:
     assert sorted(ENGINES) == ["inline", "local", "torchrun"]
 
 
-def test_the_engine_of_the_page_does_what_it_says(
+def test_the_documented_engine_works_as_described(
     run_on: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = Path(__file__).parents[2] / "docs" / "add-an-engine.md"

@@ -1,7 +1,7 @@
-"""The contract under faults: for every protocol and any plan, the run ends and its books add up.
+"""The contract under faults: for every protocol and any plan, the run ends with consistent books.
 
 no deadlock        every epoch ends
-every sample       in exactly one update of its epoch, or dropped where that was asked for
+every sample       in exactly one update of its epoch, or dropped on request
 versions dense     one a update, from 0
 every push         in at most one update; each meets exactly one of Apply, Discard and Late
 """
@@ -30,7 +30,7 @@ EPOCHS = 3
 
 def _spellings(name: str) -> list[str]:
     arguments = PROTOCOLS[name].arguments
-    numbers = {min(one.minimum for one in arguments), 3} if arguments else {0}
+    numbers = {min(argument.minimum for argument in arguments), 3} if arguments else {0}
     return [with_number(name, number) for number in sorted(numbers)]
 
 
@@ -38,7 +38,7 @@ SPELLINGS = [text for name in PROTOCOLS for text in _spellings(name)]
 
 
 class Books(Nothing):
-    """Keeps count of what is granted, pushed and decided, from facts and orders alone."""
+    """Counts grants, pushes and decisions, from facts and orders alone."""
 
     def __init__(self) -> None:
         self.leases: dict[tuple[int, int], tuple[Lease, ...]] = {}
@@ -78,7 +78,7 @@ WORKER_KINDS = [kind for kind in Kind if kind.is_of_worker]
 
 @st.composite
 def plans(draw: st.DrawFn) -> FaultPlan:
-    """Any faults of any workers, from within and from outside."""
+    """Any faults of any workers, from inside and outside."""
     faults = []
     for _ in range(draw(st.integers(1, 6))):
         kind = draw(st.sampled_from(WORKER_KINDS))
@@ -96,7 +96,7 @@ def plans(draw: st.DrawFn) -> FaultPlan:
 
 
 def run_with(text: str, plan: FaultPlan, seed: int, dropped: Dropped) -> tuple[FaultyRun, Books]:
-    """Three epochs in virtual time; at the end of each the ledger is held against the books."""
+    """Three epochs in virtual time; at the end of each the ledger is compared with the books."""
     protocol = parse(text, WORKERS)
     ledger = Ledger(NUM_SAMPLES, 2 * protocol.num_pushes, protocol.num_pushes, dropped=dropped)
     books = Books()
@@ -132,7 +132,7 @@ def check(run: FaultyRun, books: Books) -> None:
 @pytest.mark.parametrize("text", SPELLINGS)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(plan=plans(), seed=st.integers(0, 99), dropped=st.sampled_from(("requeue", "skip")))
-def test_any_plan_of_faults_ends_with_books_that_add_up(
+def test_any_plan_of_faults_ends_with_consistent_books(
     text: str, plan: FaultPlan, seed: int, dropped: Dropped
 ) -> None:
     check(*run_with(text, plan, seed, dropped))
@@ -140,7 +140,7 @@ def test_any_plan_of_faults_ends_with_books_that_add_up(
 
 @pytest.mark.parametrize("text", SPELLINGS)
 @pytest.mark.parametrize("kind", WORKER_KINDS, ids=lambda kind: kind.name.lower())
-def test_every_kind_of_fault_happens_when_it_is_ordered(text: str, kind: Kind) -> None:
+def test_every_kind_of_fault_fires_when_it_is_planned(text: str, kind: Kind) -> None:
     fault = Fault(kind=kind, worker=1, step=2, for_s=2.0, factor=5.0)
     run, books = run_with(text, FaultPlan(faults=(fault,)), 3, "requeue")
     check(run, books)
@@ -148,7 +148,7 @@ def test_every_kind_of_fault_happens_when_it_is_ordered(text: str, kind: Kind) -
     lives, protocol = len(run._agenda.current), parse(text, WORKERS)
     if kind in (Kind.KILL, Kind.RAISE):
         assert lives == WORKERS + 1
-    elif kind is Kind.SLOW or protocol.cancels:  # whose work is called off is released
+    elif kind is Kind.SLOW or protocol.cancels:  # a member whose work is called off is released
         assert (lives, books.stalled) == (WORKERS, [])
     else:
         assert books.stalled == [1]
@@ -156,7 +156,7 @@ def test_every_kind_of_fault_happens_when_it_is_ordered(text: str, kind: Kind) -
         assert lives == WORKERS + (kind is Kind.DROP or is_replaced)
 
 
-def test_who_was_replaced_and_comes_back_is_late_and_ends() -> None:
+def test_a_replaced_member_that_returns_is_late_and_ends() -> None:
     """full-sync hands the work of a stalled member on: its own push is refused."""
     fault = Fault(kind=Kind.STOP, worker=1, step=2, for_s=2.0)
     run, books = run_with("full-sync", FaultPlan(faults=(fault,)), 3, "requeue")

@@ -1,6 +1,6 @@
 """The contract of the family: whatever happens to members, these claims hold for every protocol.
 
-It runs over the table and knows no member: what a protocol needs, it states as data.
+It runs over the table and names no member: a protocol states its needs as data.
 """
 
 import json
@@ -30,11 +30,11 @@ from paceline.protocols.base import SyncProtocol
 
 
 def _values(name: str, num_workers: int) -> list[str]:
-    """The protocol with its least number, a middle one, and the most or more than the workers."""
+    """The protocol with its least number, a middle one, and the largest or more than workers."""
     arguments = PROTOCOLS[name].arguments
     if not arguments:
         return [name]
-    is_limited = any(one.is_at_most_workers for one in arguments)
+    is_limited = any(argument.is_at_most_workers for argument in arguments)
     most, least = num_workers if is_limited else num_workers + 2, arguments[0].minimum
     numbers = {least, min(least + 1, most), most}
     return [with_number(name, number) for number in sorted(numbers)]
@@ -101,7 +101,7 @@ def _random_event(driver: Driver, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize(("text", "num_workers"), SPELLINGS)
-def test_every_rule_holds_and_every_epoch_ends_whatever_happens(
+def test_every_rule_holds_and_every_epoch_ends_under_random_events(
     text: str, num_workers: int
 ) -> None:
     for seed in range(12):
@@ -117,7 +117,7 @@ def test_every_rule_holds_and_every_epoch_ends_whatever_happens(
 
 
 @pytest.mark.parametrize(("text", "num_workers"), SPELLINGS)
-def test_a_stopped_run_can_be_gone_on_with_by_new_members(text: str, num_workers: int) -> None:
+def test_a_stopped_run_can_be_resumed_by_new_members(text: str, num_workers: int) -> None:
     rng = random.Random(f"{text} {num_workers}")
     driver = _driver(text, num_workers, rng)
     driver.open_epoch()
@@ -131,7 +131,7 @@ def test_a_stopped_run_can_be_gone_on_with_by_new_members(text: str, num_workers
 
 
 class AnythingCanHappen(RuleBasedStateMachine):
-    """Hypothesis looks for the shortest story that breaks a rule."""
+    """Hypothesis searches for the shortest sequence that breaks a rule."""
 
     @initialize(
         spelling_=st.sampled_from(SPELLINGS),
@@ -217,7 +217,7 @@ TestAnythingCanHappen = AnythingCanHappen.TestCase
 
 
 def _push_all(protocol: SyncProtocol, num_pushes: int, rng: random.Random) -> list[object]:
-    """Random pushes of whom it released; returns all decisions."""
+    """Random pushes of released members; returns all decisions."""
     decisions: list[object] = []
     serials: dict[int, int] = {}
     working: set[int] = set()
@@ -242,7 +242,9 @@ def _push_all(protocol: SyncProtocol, num_pushes: int, rng: random.Random) -> li
 
 
 @pytest.mark.parametrize(("text", "num_workers"), SPELLINGS)
-def test_an_update_is_exactly_the_pushes_it_promised(text: str, num_workers: int) -> None:
+def test_an_update_has_exactly_the_pushes_that_the_protocol_promises(
+    text: str, num_workers: int
+) -> None:
     protocol = parse(text, num_workers)
     decisions = _push_all(protocol, 40, random.Random(text))
     updates = [decision for decision in decisions if isinstance(decision, Apply)]
@@ -256,27 +258,25 @@ def test_an_update_is_exactly_the_pushes_it_promised(text: str, num_workers: int
 
 
 @pytest.mark.parametrize(("text", "num_workers"), SPELLINGS)
-def test_the_same_facts_give_the_same_decisions_also_after_saving(
-    text: str, num_workers: int
-) -> None:
-    one, other = parse(text, num_workers), parse(text, num_workers)
-    _push_all(one, 7, random.Random(text))
-    other.load(json.loads(json.dumps(one.state())))
-    assert other.state() == one.state()
+def test_equal_facts_give_equal_decisions_also_after_saving(text: str, num_workers: int) -> None:
+    first, second = parse(text, num_workers), parse(text, num_workers)
+    _push_all(first, 7, random.Random(text))
+    second.load(json.loads(json.dumps(first.state())))
+    assert second.state() == first.state()
     for fact in (Joined(90, 2.0), Stalled(0, 2.5), Left(0, 3.0), Exhausted(4.0)):
-        assert one.react(fact) == other.react(fact)
-        assert one.state() == other.state()
+        assert first.react(fact) == second.react(fact)
+        assert first.state() == second.state()
 
 
 @pytest.mark.parametrize(("text", "num_workers"), SPELLINGS)
-def test_a_protocol_that_cannot_cancel_says_so(text: str, num_workers: int) -> None:
+def test_a_protocol_without_cancellation_declares_it(text: str, num_workers: int) -> None:
     protocol = parse(text, num_workers)
     names = {type(decision).__name__ for decision in _push_all(protocol, 60, random.Random(1))}
     assert protocol.cancels or "Cancel" not in names
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_what_a_protocol_says_of_itself_is_whole(name: str) -> None:
+def test_a_protocol_documents_itself_completely(name: str) -> None:
     protocol = PROTOCOLS[name]
     assert protocol.name == name
     _, has_part, part = f"\n{sys.modules[protocol.__module__].__doc__}".partition(f"\n{name}: ")
@@ -293,9 +293,7 @@ def test_a_protocol_is_spelled_as_it_is_parsed(text: str, num_workers: int) -> N
 
 
 @pytest.mark.parametrize(("text", "num_workers"), SPELLINGS)
-def test_one_epoch_without_faults_has_as_many_updates_as_batches(
-    text: str, num_workers: int
-) -> None:
+def test_an_epoch_without_faults_has_one_update_per_batch(text: str, num_workers: int) -> None:
     protocol = parse(text, num_workers)
     batch_size = 3 * protocol.num_pushes
     driver = Driver(

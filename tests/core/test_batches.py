@@ -1,4 +1,4 @@
-"""How an epoch is cut: every position once, as even as can be, the same for all."""
+"""How an epoch is split: every position once, as evenly as possible, the same for all."""
 
 import pytest
 from hypothesis import given
@@ -41,7 +41,7 @@ def test_mini_batches_of_one_batch_differ_by_at_most_one_sample(
         assert len(sizes) == min(parts, sum(sizes))
 
 
-def test_a_remainder_is_cut_as_evenly_as_the_rest() -> None:
+def test_a_remainder_is_split_as_evenly_as_other_batches() -> None:
     sizes = [lease.num_samples for lease in _all(Batches(13, 8, 3))]
     assert sizes == [2, 3, 3, 1, 2, 2]
 
@@ -57,10 +57,10 @@ def test_an_epoch_of_another_length_has_batches_of_the_usual_size() -> None:
         other = usual.with_ends(end)
         assert (other.end, other.num_batches, other.own_ends) == (end, -(-end // 4), end)
         assert other.cut(0, 0, 0) == usual.cut(0, 0, 0)
-    assert [one.stop for one in usual.with_ends(10).cut(2, 0, 0)] == [9, 10]
+    assert [lease.stop for lease in usual.with_ends(10).cut(2, 0, 0)] == [9, 10]
 
 
-def test_batches_of_the_users_own_sampler_are_kept() -> None:
+def test_batches_of_a_custom_sampler_are_kept() -> None:
     batches = Batches(100, 8, 2, ends=[3, 4, 10])
     assert batches.num_batches == 3
     assert [(lease.start, lease.stop) for lease in _all(batches)] == [
@@ -86,13 +86,15 @@ def test_with_columns_a_part_has_the_same_places_in_every_batch(
             assert (lease.start, lease.stop) == (start + first, min(start + last, stop))
             assert batches.part_at(lease.start) == part
     every = _all(batches)
-    assert [batches.lease(i, 0, one.id) for i, one in enumerate(every)] == every
-    assert [p for one in every for p in range(one.start, one.stop)] == list(range(num_samples))
+    assert [batches.lease(i, 0, lease.id) for i, lease in enumerate(every)] == every
+    assert [p for lease in every for p in range(lease.start, lease.stop)] == list(
+        range(num_samples)
+    )
 
 
-def test_with_columns_all_batches_but_the_last_are_of_one_size() -> None:
+def test_with_columns_all_batches_but_the_last_have_one_size() -> None:
     usual = Batches(20, 4, 2, has_columns=True)
-    assert [(one.start, one.stop) for one in _all(usual.with_ends([6, 12, 16]))] == [
+    assert [(lease.start, lease.stop) for lease in _all(usual.with_ends([6, 12, 16]))] == [
         (0, 3), (3, 6), (6, 9), (9, 12), (12, 15), (15, 16),
     ]  # fmt: skip
     for ends in ([4, 12], [6, 10, 16], [1, 2]):
@@ -105,17 +107,17 @@ def test_with_columns_all_batches_but_the_last_are_of_one_size() -> None:
     st.tuples(st.integers(1, 50), st.integers(1, 50)),
     st.integers(1, 6),
 )
-def test_shares_of_a_batch_are_the_batch(
+def test_shares_of_a_batch_cover_it_once(
     own: tuple[int, int], whole: tuple[int, int], parts: int
 ) -> None:
-    """Each sample is in one of them, also where they are not even; even cuts are those cuts."""
+    """Each sample is in one of them, also where they are uneven; even shares equal even splits."""
     (first, size), (start, length) = own, whole
     borders = [start + length * part // parts for part in range(parts + 1)]
-    found = [share((first, first + size), (start, start + length), one) for one in borders]
-    assert (found[0], found[-1]) == (first, first + size)
-    assert found == sorted(found)
+    results = [share((first, first + size), (start, start + length), border) for border in borders]
+    assert (results[0], results[-1]) == (first, first + size)
+    assert results == sorted(results)
     if size % parts == length % parts == 0:
-        assert found == [first + size * part // parts for part in range(parts + 1)]
+        assert results == [first + size * part // parts for part in range(parts + 1)]
 
 
 BATCHES = st.one_of(
@@ -131,7 +133,7 @@ BATCHES = st.one_of(
 
 
 @given(BATCHES, st.integers(1, 4), st.integers(1, 3), st.integers(0, 301), st.integers(0, 9))
-def test_rounds_of_peers_deal_out_every_lease_in_order(
+def test_rounds_of_peers_give_out_every_lease_in_order(
     batches: Batches, num_members: int, num_steps: int, position: int, first_id: int
 ) -> None:
     every = [lease for lease in _all(batches) if lease.start >= position]
@@ -150,18 +152,18 @@ def test_rounds_of_peers_deal_out_every_lease_in_order(
 
 
 @given(BATCHES, st.integers(1, 4), st.integers(1, 4), st.integers(0, 5), st.integers(0, 301))
-def test_a_round_begins_where_its_first_lease_does(
+def test_a_round_starts_at_its_first_lease(
     batches: Batches, num_members: int, num_steps: int, num_short: int, position: int
 ) -> None:
-    """Also behind short rounds, and where all batches are of one size."""
+    """Also after short rounds, and where all batches are of one size."""
     leases = PeerLeases(batches, num_members, num_steps, num_short, epoch=0, position=position)
     for number in range(leases.num_rounds):
-        own = [one for rank in range(num_members) for one in leases.of(number, rank)]
+        own = [lease for rank in range(num_members) for lease in leases.of(number, rank)]
         assert leases.begins_at(number) == own[0].start
 
 
 @given(BATCHES, st.integers(0, 60), st.integers(0, 301), st.integers(0, 9))
-def test_leases_are_found_by_their_position_and_their_index_without_cutting_all(
+def test_leases_are_found_by_position_and_index_without_making_all(
     batches: Batches, num_taken: int, position: int, first_id: int
 ) -> None:
     cuts = Cuts(batches, 0, first_id)
@@ -170,12 +172,12 @@ def test_leases_are_found_by_their_position_and_their_index_without_cutting_all(
     every = cuts.all()
     assert batches.num_leases == len(every)
     assert [batches.lease(i, 0, first_id + i) for i in range(len(every))] == every
-    assert batches.num_leases_before(position) == sum(one.start < position for one in every)
-    expected = next((one.id for one in every if one.start >= position), 0)
+    assert batches.num_leases_before(position) == sum(lease.start < position for lease in every)
+    expected = next((lease.id for lease in every if lease.start >= position), 0)
     assert cuts.first_id(position) == expected
 
 
-def test_an_epoch_of_a_billion_samples_is_dealt_out_at_once() -> None:
+def test_an_epoch_of_a_billion_samples_is_given_out_at_once() -> None:
     leases = PeerLeases(Batches(10**9, 64, 64), 64, 1, epoch=0, position=64 * 10**6)
     assert leases.num_rounds == (10**9 - 64 * 10**6) / 64
     start = 64 * 10**6 + 64 * 12345 + 7
@@ -192,6 +194,6 @@ def test_an_epoch_of_a_billion_samples_is_dealt_out_at_once() -> None:
         (lambda: Batches(5, 2, 1, ends=[]), "batches must have at least one sample each"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(make: object, message: str) -> None:
+def test_impossible_sizes_are_refused(make: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""The coordinator: who is granted what and when, what is late, and what is refused."""
+"""The coordinator: grants, late pushes, and refusals."""
 
 import random
 
@@ -60,12 +60,12 @@ def _log_of_random_run(text: str, seed: int) -> list[Order]:
 
 @pytest.mark.parametrize("text", ["k-sync:4", "k-async:4", "local-sgd:1"])
 @pytest.mark.parametrize("seed", range(3))
-def test_waiting_for_all_is_full_sync_order_for_order(text: str, seed: int) -> None:
+def test_protocols_that_wait_for_all_give_full_syncs_orders(text: str, seed: int) -> None:
     assert _log_of_random_run(text, seed) == _log_of_random_run("full-sync", seed)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_async_is_k_batch_async_with_k_1_order_for_order(seed: int) -> None:
+def test_async_gives_the_orders_of_k_batch_async_with_k_1(seed: int) -> None:
     assert _log_of_random_run("async", seed) == _log_of_random_run("k-batch-async:1", seed)
 
 
@@ -89,7 +89,7 @@ def test_k_batch_sync_is_full_sync_when_each_member_pushes_once_an_update() -> N
 def test_grants_without_faults_are_the_rounds_of_peers(
     text: str, num_samples: int, depth: int, is_sticky: bool
 ) -> None:
-    """Also where loaders fetch ahead, and where each member keeps its part of every batch."""
+    """Also with prefetching loaders, and where each member keeps its part of every batch."""
     num_pushes = parse(text, 3).num_pushes
     driver = Driver(
         lambda: parse(text, 3),
@@ -111,15 +111,15 @@ def test_grants_without_faults_are_the_rounds_of_peers(
         rounds = [leases.of(number, member) for number in range(leases.num_rounds)]
         assert granted[member] == [own for own in rounds if own]
         if is_sticky:
-            own = [one for row in rounds for one in row]
-            assert [batches.part_at(one.start) for one in own] == [member] * len(own)
-            assert [batches.batch_at(one.start) for one in own] == list(range(len(own)))
+            own = [lease for row in rounds for lease in row]
+            assert [batches.part_at(lease.start) for lease in own] == [member] * len(own)
+            assert [batches.batch_at(lease.start) for lease in own] == list(range(len(own)))
 
 
 # -- grants ------------------------------------------------------------------------------------
 
 
-def test_the_first_cohort_is_granted_in_member_order_when_the_epoch_opens() -> None:
+def test_the_first_grants_are_in_member_order_when_the_epoch_opens() -> None:
     coordinator = Coordinator(parse("async", 3), Ledger(30, 2, 1))
     for member in (2, 0, 1):
         assert coordinator.hear(Joined(member, 0.0)) == []
@@ -128,7 +128,7 @@ def test_the_first_cohort_is_granted_in_member_order_when_the_epoch_opens() -> N
     assert coordinator.live_members == [0, 1, 2]
 
 
-def test_after_the_end_of_an_epoch_nothing_is_granted_until_the_next_opens() -> None:
+def test_nothing_is_granted_between_two_epochs() -> None:
     driver = _driver("async", 2, 4, batch_size=2)
     driver.push(0)
     driver.push(1)
@@ -141,26 +141,26 @@ def test_after_the_end_of_an_epoch_nothing_is_granted_until_the_next_opens() -> 
     assert _starts(driver, 1) == [2]
 
 
-def test_who_joins_in_an_epoch_starts_in_it() -> None:
+def test_a_member_that_joins_in_an_epoch_starts_in_it() -> None:
     driver = _driver("async", 1, 10, batch_size=2)
     member = driver.join()
     assert _starts(driver, member) == [2]
 
 
-def test_an_epoch_does_not_open_twice() -> None:
+def test_an_open_epoch_cannot_be_opened_again() -> None:
     driver = _driver("async", 1, 10, batch_size=2)
     with pytest.raises(ProtocolError, match="epoch 0 has not ended"):
         driver.coordinator.open_epoch(1.0)
 
 
-def test_the_dead_members_mini_batch_goes_to_who_is_pending_at_once() -> None:
+def test_a_dead_members_mini_batch_goes_to_a_waiting_member_at_once() -> None:
     driver = _driver("full-sync", 3, 2, batch_size=3)
     assert sorted(driver.at_work) == [0, 1]
     driver.crash(0)
     assert _starts(driver, 2) == [0]
 
 
-def test_the_named_mini_batches_of_an_update_are_completed_after_a_death() -> None:
+def test_the_mini_batches_of_an_update_are_completed_after_a_death() -> None:
     driver = _driver("full-sync", 3, 30, batch_size=6)
     driver.push(0)
     driver.crash(1)
@@ -173,7 +173,7 @@ def test_the_named_mini_batches_of_an_update_are_completed_after_a_death() -> No
 # -- late, copies, skipped ----------------------------------------------------------------------
 
 
-def test_a_push_that_crossed_its_cancellation_is_late() -> None:
+def test_a_push_sent_before_its_cancellation_arrived_is_late() -> None:
     driver = _driver("k-sync:1", 2, 20, batch_size=2)
     driver.push(0)
     assert driver.over == [Ticket(1, 0, 0)]
@@ -188,7 +188,7 @@ def test_a_push_of_a_member_that_left_is_late() -> None:
     driver.push_late(Ticket(1, 0, 0))
 
 
-def test_in_the_tail_the_idle_copy_and_the_first_push_wins() -> None:
+def test_in_the_tail_idle_members_copy_leases_and_the_first_push_wins() -> None:
     driver = _driver("async", 3, 6, batch_size=2)
     driver.push(0)
     assert _starts(driver, 0) == _starts(driver, 1) == [2]
@@ -204,14 +204,14 @@ def test_in_the_tail_the_idle_copy_and_the_first_push_wins() -> None:
     ]
 
 
-def test_no_copies_are_made_for_a_protocol_that_wants_none() -> None:
+def test_no_copies_are_made_for_a_protocol_without_them() -> None:
     driver = _driver("full-sync", 3, 4, batch_size=3)
     for member in range(3):
         driver.push(member)
     assert sorted(driver.at_work) == [0]
 
 
-def test_who_skips_its_mini_batch_is_given_another() -> None:
+def test_a_member_that_skips_its_mini_batch_is_given_another() -> None:
     driver = _driver("async", 2, 20, batch_size=2)
     driver.give_back(0)
     assert _starts(driver, 0) == [4]
@@ -219,19 +219,19 @@ def test_who_skips_its_mini_batch_is_given_another() -> None:
     assert _starts(driver, 1) == [0]
 
 
-def test_who_skips_the_last_mini_batch_is_given_it_again() -> None:
+def test_a_member_that_skips_the_last_mini_batch_is_given_it_again() -> None:
     driver = _driver("async", 1, 2, batch_size=2)
     driver.give_back(0)
     assert _starts(driver, 0) == [0]
 
 
-def test_who_skips_the_last_mini_batch_ends_the_epoch_where_such_are_dropped() -> None:
+def test_a_skipped_last_mini_batch_ends_the_epoch_with_dropped_skip() -> None:
     driver = _driver("async", 1, 2, batch_size=2, dropped="skip")
     driver.give_back(0)
     assert driver.log[-1] == EpochEnd(0, 0)
 
 
-def test_nothing_is_extended_or_skipped_on_a_ticket_that_has_ended() -> None:
+def test_an_ended_ticket_cannot_be_extended_or_returned() -> None:
     driver = _driver("k-sync:1", 2, 20, batch_size=2)
     driver.push(0)
     before = driver.coordinator.state()
@@ -241,7 +241,7 @@ def test_nothing_is_extended_or_skipped_on_a_ticket_that_has_ended() -> None:
 
 
 @pytest.mark.parametrize("text", ["full-sync", "local-sgd:2"])
-def test_what_a_stalled_or_lost_member_held_is_never_dropped(text: str) -> None:
+def test_mini_batches_of_stalled_and_lost_members_are_never_dropped(text: str) -> None:
     driver = _driver(text, 4, 40, batch_size=8, dropped="skip")
     driver.stall(1)
     driver.crash(2)
@@ -249,7 +249,7 @@ def test_what_a_stalled_or_lost_member_held_is_never_dropped(text: str) -> None:
     assert counts(driver.ledger)[LedgerPlace.DROPPED] == 0
 
 
-def test_superseded_work_is_dropped_where_asked_for() -> None:
+def test_superseded_work_is_dropped_on_request() -> None:
     driver = _driver("k-sync:1", 2, 8, batch_size=2, dropped="skip")
     driver.push(0)
     assert counts(driver.ledger)[LedgerPlace.DROPPED] == 1
@@ -259,7 +259,7 @@ def test_superseded_work_is_dropped_where_asked_for() -> None:
 # -- versions and counters ----------------------------------------------------------------------
 
 
-def test_an_update_carries_the_version_that_was_really_pulled() -> None:
+def test_an_update_has_the_version_that_was_actually_pulled() -> None:
     driver = _driver("async", 2, 20, batch_size=2)
     driver.push(0)
     driver.push(1, is_newest_pulled=True)
@@ -278,7 +278,7 @@ def test_staleness_is_counted_at_the_update() -> None:
 # -- looking ahead ------------------------------------------------------------------------------
 
 
-def test_a_member_that_fetches_ahead_is_told_with_its_grant_what_is_to_come() -> None:
+def test_a_member_that_prefetches_gets_upcoming_leases_with_its_grant() -> None:
     coordinator = Coordinator(parse("full-sync", 2), Ledger(40, 4, 2))
     for member in (0, 1):
         coordinator.hear(Joined(member, 0.0))
@@ -297,7 +297,7 @@ def test_a_member_that_fetches_ahead_is_told_with_its_grant_what_is_to_come() ->
 # -- stop ---------------------------------------------------------------------------------------
 
 
-def test_a_stop_returns_all_that_was_not_applied() -> None:
+def test_a_stop_returns_all_unapplied_work() -> None:
     driver = _driver("k-sync:3", 4, 24, batch_size=6)
     for member in (0, 1, 2, 3, 0):
         driver.push(member)

@@ -1,4 +1,4 @@
-"""A stream's end, found while it is read: each number before it once, none after it, by anybody."""
+"""A stream's end, found while it is read: each number before it once, none after it."""
 
 import random
 from collections import Counter
@@ -23,7 +23,7 @@ SPELLINGS = [
 
 
 class StreamDriver(Driver):
-    """One whose members find nothing behind the end, and say so when they do."""
+    """A driver whose members find nothing after the end, and report it."""
 
     def __init__(self, text: str, num_members: int, end: int) -> None:
         self.end = end
@@ -33,14 +33,14 @@ class StreamDriver(Driver):
         )
 
     def push_what_is_there(self, member: int) -> None:
-        """What a member does: it learns of the end where it asks for something behind it."""
+        """A member learns of the end when it asks for something after it."""
         leases = self.at_work[member][1]
         if any(lease.start >= self.end for lease in leases):
             self.tell_end()
         ticket, leases = self.at_work.pop(member)
         self.stalled.discard(member)
         used = [lease for lease in leases if lease.start < self.end]
-        self._push_parts(ticket, used, [], [one for one in leases if one not in used])
+        self._push_parts(ticket, used, [], [lease for lease in leases if lease not in used])
 
     def tell_end(self) -> None:
         self.is_closed = True
@@ -55,13 +55,13 @@ class StreamDriver(Driver):
         raise AssertionError("the epoch does not end")
 
     def _check_that_nobody_idles_in_vain(self) -> None:
-        """Copies are made of what holds something."""
-        held = [one for _, leases in self.at_work.values() for one in leases]
-        if not self.is_closed or any(one.start < self.end for one in held):
+        """Copies are made of leases with samples."""
+        held = [lease for _, leases in self.at_work.values() for lease in leases]
+        if not self.is_closed or any(lease.start < self.end for lease in held):
             super()._check_that_nobody_idles_in_vain()
 
 
-def test_all_protocols_are_here() -> None:
+def test_every_protocol_is_tested() -> None:
     assert {text.partition(":")[0] for text in SPELLINGS} == set(PROTOCOLS)
 
 
@@ -103,7 +103,7 @@ def test_each_number_before_the_end_counts_once_and_none_after_it(
 
 @settings(deadline=None, max_examples=40)
 @given(end=st.integers(1, 30), num_pushes=st.integers(0, 40), seed=st.integers(0, 99))
-def test_what_is_done_with_is_what_was_used(end: int, num_pushes: int, seed: int) -> None:
+def test_reported_numbers_are_the_used_ones(end: int, num_pushes: int, seed: int) -> None:
     rng = random.Random(seed)
     driver = StreamDriver("async", 3, end)
     driver.open_epoch()
@@ -111,14 +111,14 @@ def test_what_is_done_with_is_what_was_used(end: int, num_pushes: int, seed: int
         if driver.at_work:
             driver.push_what_is_there(rng.choice(sorted(driver.at_work)))
         first, others = driver.coordinator.done_with()
-        known = {*range(min(first, end)), *(one for one in others if one < end)}
+        known = {*range(min(first, end)), *(number for number in others if number < end)}
         assert known == set(driver.used)
 
 
 @pytest.mark.parametrize("text", ["full-sync", "async", "local-sgd:3"])
 @settings(deadline=None, max_examples=40)
 @given(end=st.integers(1, 23), num_pushes=st.integers(0, 30), is_told=st.booleans())
-def test_a_run_that_rests_and_goes_on_ends_where_the_stream_does(
+def test_a_run_resumed_from_rest_ends_where_the_stream_does(
     text: str, end: int, num_pushes: int, is_told: bool
 ) -> None:
     rng = random.Random(end)
@@ -138,7 +138,7 @@ def test_a_run_that_rests_and_goes_on_ends_where_the_stream_does(
         assert resting["ledger"] == state["ledger"]
 
 
-def test_leases_that_nobody_took_were_never_there() -> None:
+def test_leases_never_taken_do_not_exist() -> None:
     cuts = Cuts(Batches(100, 4, 4), 0, 10)
     assert [cuts.take() for _ in range(5)][-1].start == 4  # type: ignore[union-attr]
     cuts.end_at(6)

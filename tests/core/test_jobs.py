@@ -1,4 +1,4 @@
-"""Who adds, who finishes, and who takes over: one order of jobs, whoever dies."""
+"""Which member adds, finishes and takes over: one order of jobs, whichever member dies."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from paceline.wire.messages import FOUND_INF, Add, Copy, Finish, Job, Skip
 
 
 class Played:
-    """Jobs of two members on seats 0 and 1, and what was sent."""
+    """Jobs of two members on seats 0 and 1, and the messages sent."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, Job]] = []
@@ -39,7 +39,7 @@ class Played:
 BOTH = Apply((Ticket(5, 0, 0), Ticket(6, 0, 0)), (0.5, 0.5))
 
 
-def test_each_adds_its_own_and_the_last_one_finishes() -> None:
+def test_each_member_adds_its_push_and_the_last_one_finishes() -> None:
     played = Played()
     played.push(5, [])
     played.push(6, [BOTH])
@@ -56,7 +56,7 @@ def test_an_update_of_one_push_is_finished_from_its_slot() -> None:
     assert played.sent == [(5, Finish(1, 1, 0, 1.0, UNCLIPPED))]
 
 
-def test_jobs_of_a_dead_member_are_handed_on_in_order_as_far_as_they_are_not_done() -> None:
+def test_undone_jobs_of_a_dead_member_are_reassigned_in_order() -> None:
     played = Played()
     played.push(5, [])
     played.push(6, [BOTH])
@@ -68,21 +68,21 @@ def test_jobs_of_a_dead_member_are_handed_on_in_order_as_far_as_they_are_not_don
         played.jobs.left(5)
 
 
-def test_a_push_that_overflowed_makes_its_update_nothing() -> None:
+def test_an_overflowed_push_skips_its_update() -> None:
     played = Played()
     played.push(5, [])
     played.push(6, [BOTH], FOUND_INF)
     assert played.sent[-1] == (6, Skip(2, 1, 0))
 
 
-def test_an_update_of_others_than_were_summed_is_refused() -> None:
+def test_an_update_of_pushes_that_were_not_summed_is_refused() -> None:
     played = Played()
     played.push(5, [])
     with pytest.raises(ProtocolError, match="were summed"):
         played.jobs.settle([BOTH], None, None)
 
 
-def test_a_copy_waits_for_a_border_inside_an_epoch() -> None:
+def test_a_copy_waits_for_a_step_boundary_inside_an_epoch() -> None:
     played = Played()
     played.jobs.ask_copy(3)
     alone = Apply((Ticket(5, 0, 0),), (1.0,))
@@ -91,7 +91,7 @@ def test_a_copy_waits_for_a_border_inside_an_epoch() -> None:
     assert played.sent[-1] == (5, Copy(2, 3))
 
 
-def test_between_two_steps_on_a_batch_is_no_border() -> None:
+def test_a_copy_is_not_made_between_two_steps_on_a_batch() -> None:
     played = Played()
     played.jobs.ask_copy(3)
     alone = Apply((Ticket(5, 0, 0),), (1.0,))
@@ -101,7 +101,7 @@ def test_between_two_steps_on_a_batch_is_no_border() -> None:
     assert played.sent[-1] == (5, Copy(3, 3))
 
 
-def test_the_mean_of_each_optimizer_is_of_the_pushes_that_stepped_it() -> None:
+def test_each_optimizers_mean_is_over_the_pushes_that_stepped_it() -> None:
     played = Played()
     played.push(5, [], stepped=0b11)
     played.push(6, [BOTH], stepped=0b10)
@@ -111,7 +111,7 @@ def test_the_mean_of_each_optimizer_is_of_the_pushes_that_stepped_it() -> None:
     assert played.sent[-1] == (6, Finish(6, 2, -1, 1.0, UNCLIPPED))
 
 
-def test_steps_of_different_optimizers_are_not_clipped_together() -> None:
+def test_steps_of_different_optimizers_cannot_be_clipped_together() -> None:
     played = Played()
     played.push(5, [], stepped=0b11, clip=Clip(1.0))
     with pytest.raises(ConfigError, match="steps of different optimizers, but it is clipped"):

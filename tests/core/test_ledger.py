@@ -1,4 +1,4 @@
-"""The walk of a lease: free, held, gathered, retired; and back."""
+"""The states of a lease: free, held, gathered, retired; and back."""
 
 import json
 
@@ -31,18 +31,18 @@ def test_nothing_is_free_before_an_epoch_opens() -> None:
     assert ledger.cut_all() == []
 
 
-def test_leases_go_out_in_the_order_of_positions() -> None:
+def test_leases_are_given_out_in_order_of_position() -> None:
     ledger = _opened()
     assert [_starts(ledger.hand_out(_ticket(m), 1)) for m in range(5)] == [[0], [2], [4], [6], []]
 
 
-def test_a_release_for_several_steps_takes_neighbours_and_what_is_left_at_the_end() -> None:
+def test_a_release_for_several_steps_takes_consecutive_leases() -> None:
     ledger = _opened()
     assert _starts(ledger.hand_out(_ticket(0), 3)) == [0, 2, 4]
     assert _starts(ledger.hand_out(_ticket(1), 3)) == [6]
 
 
-def test_a_lease_tells_where_it_is_all_the_way() -> None:
+def test_a_leases_place_is_known_from_grant_to_update() -> None:
     ledger = _opened()
     (lease,) = ledger.cut_all()[:1]
     (held,) = ledger.hand_out(_ticket(3), 1)
@@ -55,7 +55,7 @@ def test_a_lease_tells_where_it_is_all_the_way() -> None:
     assert counts(ledger)[LedgerPlace.RETIRED] == 1
 
 
-def test_returned_leases_go_out_first_and_the_lowest_of_them_first() -> None:
+def test_returned_leases_are_given_out_first_and_lowest_first() -> None:
     ledger = _opened()
     for member in range(3):
         ledger.hand_out(_ticket(member), 1)
@@ -74,7 +74,7 @@ def test_returned_leases_go_out_first_and_the_lowest_of_them_first() -> None:
     ],
 )
 @pytest.mark.parametrize("is_pushed", [False, True])
-def test_only_abandoned_work_is_dropped_and_only_if_asked(
+def test_only_abandoned_work_is_dropped_and_only_on_request(
     dropped: str, is_abandoned: bool, place: LedgerPlace, is_pushed: bool
 ) -> None:
     ledger = _opened(dropped=dropped)
@@ -95,7 +95,7 @@ def test_a_copy_is_of_the_lease_with_fewest_holders_then_of_the_oldest_grant() -
     assert _starts(ledger.hand_out_copy(_ticket(7))) == [2]
 
 
-def test_the_first_push_of_a_copy_wins_and_what_else_the_others_hold_returns() -> None:
+def test_the_first_push_of_a_copy_wins_and_other_leases_of_its_holders_return() -> None:
     ledger = _opened(num_samples=4)
     ledger.hand_out(_ticket(0), 2)
     ledger.hand_out_copy(_ticket(1))
@@ -114,7 +114,7 @@ def test_a_lease_given_up_by_one_holder_stays_with_the_other() -> None:
     assert whereabouts(ledger, lease) == Whereabouts(place=LedgerPlace.HELD, members=(1,))
 
 
-def test_accumulation_rides_on_one_ticket() -> None:
+def test_accumulated_leases_share_one_ticket() -> None:
     ledger = _opened(num_samples=4)
     ledger.hand_out(_ticket(0), 1)
     assert ledger.extend(_ticket(0)) == Lease(1, 0, 2, 4)
@@ -122,7 +122,7 @@ def test_accumulation_rides_on_one_ticket() -> None:
     assert _starts(ledger.leases_of(_ticket(0))) == [0, 2]
 
 
-def test_what_is_reserved_is_handed_out_in_order_and_after_what_returned() -> None:
+def test_reserved_leases_are_given_out_in_order_and_after_returned_ones() -> None:
     ledger = _opened(num_samples=12)
     ledger.hand_out(_ticket(0), 1)
     ledger.lookahead.set_depth(1, 2)
@@ -134,7 +134,7 @@ def test_what_is_reserved_is_handed_out_in_order_and_after_what_returned() -> No
     assert handed == [[0], [2], [4], [6]]
 
 
-def test_reservations_are_dealt_in_turns_as_wide_as_a_release() -> None:
+def test_reservations_are_made_in_turns_of_a_releases_width() -> None:
     ledger = _opened(num_samples=24)
     for member in (1, 0):
         ledger.lookahead.set_depth(member, 3)
@@ -143,7 +143,7 @@ def test_reservations_are_dealt_in_turns_as_wide_as_a_release() -> None:
     assert _starts(ledger.lookahead.kept(1)) == [4, 6, 12, 14]
 
 
-def test_in_the_tail_the_newest_reservation_of_who_has_most_goes_to_who_has_none() -> None:
+def test_in_the_tail_a_member_without_work_takes_the_newest_reservation() -> None:
     ledger = _opened(num_samples=10)
     ledger.lookahead.set_depth(0, 2)
     ledger.lookahead.set_depth(1, 3)
@@ -152,7 +152,7 @@ def test_in_the_tail_the_newest_reservation_of_who_has_most_goes_to_who_has_none
     assert taken == [[8], [4], [6], [0], [2], []]
 
 
-def test_reservations_that_are_taken_back_are_free_again() -> None:
+def test_cancelled_reservations_are_free_again() -> None:
     ledger = _opened()
     ledger.lookahead.set_depth(0, 2)
     ledger.look_ahead(1)
@@ -174,7 +174,7 @@ def test_lease_ids_are_never_used_twice_in_a_run() -> None:
     assert ledger.cut_all() == [Lease(2, 1, 0, 1), Lease(3, 1, 1, 3)]
 
 
-def test_an_epoch_of_another_length_goes_on_from_json() -> None:
+def test_an_epoch_of_another_length_is_restored_from_json() -> None:
     ledger = _opened(num_samples=4)
     ledger.hand_out(_ticket(0), 2)
     ledger.gather(_ticket(0), _ticket(0))
@@ -193,7 +193,7 @@ def test_an_epoch_does_not_open_before_the_last_is_done() -> None:
         ledger.open(1)
 
 
-def test_a_ledger_from_json_is_the_same_ledger() -> None:
+def test_a_ledger_from_json_equals_the_original() -> None:
     ledger = _opened(num_samples=20, dropped="skip")
     for member in range(4):
         ledger.hand_out(_ticket(member), 1)
@@ -210,6 +210,6 @@ def test_a_ledger_from_json_is_the_same_ledger() -> None:
     assert copy.hand_out(_ticket(7), 3) == ledger.hand_out(_ticket(7), 3)
 
 
-def test_what_to_do_with_dropped_work_has_two_answers() -> None:
+def test_dropped_must_be_requeue_or_skip() -> None:
     with pytest.raises(ConfigError, match="dropped must be 'requeue' or 'skip', got 'maybe'"):
         Ledger(8, 2, 1, dropped="maybe")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What is refused, facts and decisions, and that a refusal leaves the books as they were."""
+"""Refused facts and decisions; a refusal leaves the books unchanged."""
 
 from collections.abc import Callable
 from typing import Any
@@ -73,7 +73,7 @@ def test_an_illegal_fact_changes_nothing(fact: Fact, message: str) -> None:
     assert driver.coordinator.state() == before
 
 
-def test_the_end_of_a_member_may_be_noticed_twice() -> None:
+def test_a_members_end_may_be_reported_twice() -> None:
     driver = _driver("async", 2, 20, batch_size=2)
     driver.crash(0)
     before = driver.coordinator.state()
@@ -83,7 +83,7 @@ def test_the_end_of_a_member_may_be_noticed_twice() -> None:
 
 
 class Scripted(SyncProtocol):
-    """Decides what a test tells it to; a release to whoever joins, else nothing."""
+    """Makes a test's decisions; releases each member that joins, else decides nothing."""
 
     name = "scripted"
     summary = "for tests"
@@ -146,7 +146,7 @@ def test_an_illegal_decision_is_refused_before_the_books_change(
     assert coordinator.state() == before
 
 
-def test_who_left_can_be_neither_released_nor_cancelled() -> None:
+def test_a_member_that_left_can_be_neither_released_nor_cancelled() -> None:
     for decision in (Release(0), Cancel(0)):
         coordinator = _scripted({Left: lambda fact, d=decision: [d]})
         before = coordinator.state()
@@ -163,7 +163,7 @@ def test_a_busy_member_can_be_released_after_it_is_cancelled() -> None:
     assert coordinator.last_stats.discarded == 1
 
 
-def test_what_is_discarded_at_the_end_is_worked_on_again() -> None:
+def test_work_discarded_at_the_end_of_an_epoch_is_given_out_again() -> None:
     coordinator = _scripted(
         {Exhausted: lambda fact: [Discard(MINE), Discard(OTHERS), Release(0), Release(1)]}, 4
     )
@@ -180,7 +180,7 @@ def test_a_protocol_that_keeps_pushes_at_the_end_is_refused() -> None:
         coordinator.hear(_pushed(OTHERS))
 
 
-def test_a_late_push_is_freed_and_not_heard_by_the_protocol() -> None:
+def test_a_late_push_is_freed_and_not_passed_to_the_protocol() -> None:
     heard: list[Fact] = []
     coordinator = _scripted({Pushed: lambda fact: heard.append(fact) or [Discard(fact.ticket)]})
     coordinator.hear(_pushed(MINE))
@@ -188,16 +188,16 @@ def test_a_late_push_is_freed_and_not_heard_by_the_protocol() -> None:
     assert len(heard) == 1
 
 
-def test_to_the_check_who_just_pushed_waits_and_who_left_is_gone() -> None:
+def test_a_member_that_just_pushed_is_waiting_and_one_that_left_is_gone() -> None:
     members = Membership()
     members.join(0)
     ticket = Ticket(0, 0, 0)
     members.pending[0] = 1
     members.begin_work(ticket)
     pushed = Pushed(ticket, 4, 1.0, True, 0.0)
-    check_decisions([Release(0, 1)], pushed, members, lambda one: False)
+    check_decisions([Release(0, 1)], pushed, members, lambda member: False)
     with pytest.raises(ProtocolError, match="only a waiting member can be released"):
-        check_decisions([Release(0, 1)], Left(0, 0.0), members, lambda one: False)
+        check_decisions([Release(0, 1)], Left(0, 0.0), members, lambda member: False)
     with pytest.raises(ProtocolError, match="is not a gathered push"):
-        check_decisions([Discard(Ticket(0, 1, 0))], pushed, members, lambda one: False)
+        check_decisions([Discard(Ticket(0, 1, 0))], pushed, members, lambda member: False)
     assert members.is_at_work(0)

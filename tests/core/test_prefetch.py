@@ -1,4 +1,4 @@
-"""What is kept for members that fetch ahead is handed out in the order in which it was told."""
+"""Leases reserved for members that prefetch are given out in the reported order."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from paceline.events import Lease
 
 
 def fresh(num: int) -> tuple[Callable[[], Lease | None], Callable[[int], int]]:
-    """So many leases, one a call, and how many are left."""
+    """This many leases, one a call, and how many are left."""
     leases = [Lease(number, 0, number, number + 1) for number in range(num)]
 
     def left(at_most: int) -> int:
@@ -16,18 +16,18 @@ def fresh(num: int) -> tuple[Callable[[], Lease | None], Callable[[int], int]]:
     return lambda: leases.pop(0) if leases else None, left
 
 
-def test_leases_are_kept_in_turns_to_each_depth_and_told_once() -> None:
+def test_leases_are_reserved_in_turns_to_each_depth_and_reported_once() -> None:
     ahead = Lookahead()
     ahead.set_depth(4, 2)
     ahead.set_depth(7, 1)
     ahead.top_up(*fresh(9), num_at_once=1)
-    assert [one.id for one in ahead.kept(4)] == [0, 2]
-    assert [one.id for one in ahead.news(7)] == [1]
+    assert [lease.id for lease in ahead.kept(4)] == [0, 2]
+    assert [lease.id for lease in ahead.news(7)] == [1]
     assert ahead.news(7) == ()
-    assert [one.id for one in ahead.untold(4)] == [0, 2]
+    assert [lease.id for lease in ahead.untold(4)] == [0, 2]
 
 
-def test_each_takes_its_own_oldest_first_and_somebody_else_the_newest() -> None:
+def test_a_member_takes_its_oldest_reservation_and_another_its_newest() -> None:
     ahead = Lookahead()
     ahead.set_depth(4, 3)
     ahead.top_up(*fresh(3), num_at_once=3)
@@ -39,16 +39,16 @@ def test_each_takes_its_own_oldest_first_and_somebody_else_the_newest() -> None:
     assert not ahead
 
 
-def test_what_was_kept_returns_when_its_member_looks_ahead_no_longer() -> None:
+def test_reservations_return_when_their_member_stops_prefetching() -> None:
     ahead = Lookahead()
     ahead.set_depth(4, 2)
     ahead.top_up(*fresh(2), num_at_once=1)
-    assert [one.id for one in ahead.forget(4)] == [0, 1]
+    assert [lease.id for lease in ahead.forget(4)] == [0, 1]
     assert not ahead.is_used
     assert ahead.forget(4) == []
 
 
-def test_it_comes_back_from_its_state() -> None:
+def test_reservations_are_restored_from_their_state() -> None:
     ahead, other = Lookahead(), Lookahead()
     ahead.set_depth(4, 2)
     ahead.top_up(*fresh(2), num_at_once=1)

@@ -1,4 +1,4 @@
-"""A coordinator at rest: what a checkpoint holds of it, and that others can go on from there."""
+"""A coordinator at rest: its state in a checkpoint, and that others can resume from it."""
 
 import json
 import random
@@ -34,9 +34,9 @@ def _driver(text: str, rng: random.Random, *, num_workers: int = 3) -> Driver:
 
 
 def _fitting(text: str, num_workers: int) -> str:
-    """The protocol with a number that so many workers can keep."""
+    """The protocol with a number that this many workers allow."""
     name, _, number = text.partition(":")
-    is_limited = any(one.is_at_most_workers for one in PROTOCOLS[name].arguments)
+    is_limited = any(argument.is_at_most_workers for argument in PROTOCOLS[name].arguments)
     is_too_much = is_limited and int(number) > num_workers
     return f"{name}:{num_workers}" if is_too_much else text
 
@@ -65,7 +65,7 @@ def test_a_resting_state_is_what_a_stop_would_leave(text: str, seed: int) -> Non
 
 
 class Resumed:
-    """New members that go on from a resting state with a protocol of their own, one by one."""
+    """New members that resume from a resting state with their own protocol, one by one."""
 
     def __init__(self, state: dict, text: str, num_workers: int, ledger: Ledger) -> None:  # type: ignore[type-arg]
         self.coordinator = Coordinator(parse(text, num_workers), ledger)
@@ -83,7 +83,9 @@ class Resumed:
             if isinstance(order, Grant):
                 self.at_work[order.ticket.member] = (order.ticket, order.leases)
             elif isinstance(order, Apply):
-                self.updates.append([x for one in order.tickets for x in self.pushed.pop(one)])
+                self.updates.append(
+                    [x for ticket in order.tickets for x in self.pushed.pop(ticket)]
+                )
 
     def finish(self, rng: random.Random) -> None:
         while self.coordinator.is_epoch_open:
@@ -126,10 +128,10 @@ def test_each_sample_is_used_once_across_the_cut(text: str, num_workers: int, se
 @pytest.mark.parametrize("text", ["full-sync", "local-sgd:2"])
 @pytest.mark.parametrize("num_workers", [1, 2, 4, 6])
 @pytest.mark.parametrize("num_updates", [0, 1, 4, 5])
-def test_an_update_is_one_batch_again_with_another_number(
+def test_an_update_is_one_batch_again_with_another_number_of_workers(
     text: str, num_workers: int, num_updates: int
 ) -> None:
-    """Members that are equally fast leave no hole, so the batches are those of one process."""
+    """Equally fast members leave no hole, so the batches are those of one process."""
     ledger = Ledger(67, 12, 3)
     driver = Driver(lambda: parse(text, 3), lambda: ledger, 3)
     driver.open_epoch()
@@ -165,7 +167,7 @@ def test_a_frontier_does_not_hide_a_hole() -> None:
 
 
 @pytest.mark.parametrize("text", ["adaptive", "adaptive-local:4"])
-def test_what_a_protocol_learned_outlives_its_members(text: str) -> None:
+def test_a_protocols_learned_state_outlives_its_members(text: str) -> None:
     driver = Driver(lambda: parse(text, 3), lambda: Ledger(200, 6, parse(text, 3).num_pushes), 3)
     driver.open_epoch()
     for _ in range(40):
@@ -178,8 +180,8 @@ def test_what_a_protocol_learned_outlives_its_members(text: str) -> None:
     assert {name: driver.protocol.state()[name] for name in learned} == learned
 
 
-def test_what_weighs_nothing_before_the_first_update_is_nowhere_missing() -> None:
-    """``step.weight = 0`` in the first batches: they are done with, and no version has them."""
+def test_batches_of_zero_weight_before_the_first_update_are_not_missing() -> None:
+    """``step.weight = 0`` in the first batches: they are done, and no version has them."""
     ledger = Ledger(12, 4, 2)
     coordinator = Coordinator(parse("full-sync", 2), ledger)
     for member in range(2):

@@ -1,4 +1,4 @@
-"""What a run counts while it goes says what it should."""
+"""Statistics that a run keeps while it runs."""
 
 import math
 import random
@@ -21,8 +21,8 @@ def test_patience_grows_with_the_steps_of_the_run() -> None:
     assert (patience.stopped_s, patience.silent_s) == (6.0, 200.0)
 
 
-def test_one_long_step_among_many_makes_silence_last_longer_and_nothing_usual() -> None:
-    """A run that now and then takes a long time, as for a checkpoint, is not taken for dead."""
+def test_one_long_step_extends_silence_and_leaves_the_usual_step_unchanged() -> None:
+    """A run that occasionally takes a long time, as for a checkpoint, is not taken for dead."""
     patience = Patience()
     for step_s in [0.1] * 20 + [30.0] + [0.1] * 20:
         patience.add(step_s)
@@ -31,7 +31,7 @@ def test_one_long_step_among_many_makes_silence_last_longer_and_nothing_usual() 
     assert patience.stopped_s == 0.5
 
 
-def test_a_given_time_replaces_what_is_measured() -> None:
+def test_a_given_time_replaces_the_measured_one() -> None:
     patience = Patience(given_s=1.5)
     assert patience.silent_s == 1.5
     patience.add(10.0)
@@ -39,7 +39,7 @@ def test_a_given_time_replaces_what_is_measured() -> None:
     assert patience.stopped_s == 1.5
 
 
-def test_a_given_time_holds_for_a_stopped_worker_too() -> None:
+def test_a_given_time_applies_to_a_stopped_worker_too() -> None:
     patience = Patience(given_s=4.0)
     patience.add(0.01)
     assert patience.stopped_s == 4.0
@@ -60,7 +60,7 @@ def test_a_worker_that_takes_three_times_as_long_is_named() -> None:
     assert 2.5 < slow.factor < 3.2
 
 
-def test_whether_it_is_slow_by_its_input_is_told_by_the_difference() -> None:
+def test_slowness_by_input_is_told_by_the_difference() -> None:
     service = ServiceTimes()
     for step_s, input_s, theirs_s in [(0.30, 0.21, 0.01), (0.33, 0.20, 0.02)] * 10:
         service.add(1, step_s, input_s)
@@ -72,15 +72,15 @@ def test_whether_it_is_slow_by_its_input_is_told_by_the_difference() -> None:
     assert not slow._replace(input_s=0.1).is_by_input
 
 
-def test_a_few_long_steps_and_steps_that_vary_make_nobody_slow() -> None:
+def test_a_few_long_or_varying_steps_make_no_worker_slow() -> None:
     rng = random.Random(1)
     varied = [[rng.expovariate(10.0) for _ in range(32)] for _ in range(3)]
     assert times(w0=varied[0], w1=varied[1], w2=varied[2]).slow() == []
     assert times(w0=[0.1] * 20, w1=[0.1] * 16 + [9.0] * 4).slow() == []
 
 
-def test_luck_makes_nobody_slow() -> None:
-    """Eight alike, looked at after every round, 100 times over."""
+def test_chance_makes_no_worker_slow() -> None:
+    """Eight equal workers, checked after every round, in 100 runs."""
     num_named = 0
     for seed in range(100):
         rng, service = random.Random(seed), ServiceTimes()
@@ -91,18 +91,18 @@ def test_luck_makes_nobody_slow() -> None:
     assert num_named <= 4  # of 4,000
 
 
-def test_two_of_whom_one_is_slow_are_told_apart_soon() -> None:
+def test_one_slow_worker_of_two_is_found_soon() -> None:
     assert times(w0=[0.1] * 12, w1=[0.2] * 12).slow()
 
 
-def test_nobody_is_slow_alone_or_at_once() -> None:
+def test_a_lone_worker_or_a_few_steps_are_never_slow() -> None:
     assert times(w0=[5.0] * 20).slow() == []
     assert times(w0=[0.1] * 20, w1=[5.0] * 7).slow() == []
 
 
-def test_who_was_slow_is_not_slow_for_ever() -> None:
+def test_a_worker_that_was_slow_can_recover() -> None:
     service = times(w0=[0.1] * 32, w1=[0.5] * 32)
-    assert [one.worker for one in service.slow()] == [1]
+    assert [worker.worker for worker in service.slow()] == [1]
     for _ in range(32):
         service.add(1, 0.1)
     assert service.slow() == []

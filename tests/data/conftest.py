@@ -1,4 +1,4 @@
-"""A data set of six images, with right sums, that lies wherever a test puts it."""
+"""A data set of six images, with correct checksums, wherever a test puts it."""
 
 import gzip
 import hashlib

@@ -1,4 +1,4 @@
-"""Batches gathered at once are the batches that a loader would stack."""
+"""Batches gathered at once equal the batches that a loader would stack."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_a_gathered_batch_equals_stacked_samples_bit_for_bit(data: ArrayDataset)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_the_loaders_own_collate_gives_the_same_batches(
+def test_torchs_default_collate_gives_the_same_batches(
     data: ArrayDataset, num_workers: int
 ) -> None:
     def loader(**options: object) -> DataLoader:
@@ -33,7 +33,7 @@ def test_the_loaders_own_collate_gives_the_same_batches(
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_images_come_out_as_floats_between_zero_and_one() -> None:
+def test_images_become_floats_between_zero_and_one() -> None:
     data = ArrayDataset(torch.tensor([[0], [255]], dtype=torch.uint8), torch.zeros(2))
     inputs, _ = collate_batch(data.__getitems__([0, 1]))
     assert inputs.dtype is torch.float32
@@ -46,7 +46,7 @@ def test_a_batch_is_a_new_tensor_that_may_be_written_to(data: ArrayDataset) -> N
     assert torch.equal(data.inputs, before)
 
 
-def test_a_batch_reads_as_a_list_of_samples(data: ArrayDataset) -> None:
+def test_a_batch_can_be_read_as_a_list_of_samples(data: ArrayDataset) -> None:
     batch = data.__getitems__([4, 5, 6])
     assert len(batch) == 3
     assert batch[1][1].item() == 5
@@ -61,11 +61,11 @@ def test_plain_samples_are_stacked_by_the_same_collate(data: ArrayDataset) -> No
     assert targets.tolist() == [1, 2]
 
 
-def test_a_sample_outside_is_refused(data: ArrayDataset) -> None:
+def test_an_index_out_of_range_is_refused(data: ArrayDataset) -> None:
     with pytest.raises(IndexError):
         data.__getitems__([10])
 
 
-def test_inputs_without_targets_are_refused() -> None:
+def test_inputs_and_targets_of_different_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="3 inputs and 2 targets"):
         ArrayDataset(torch.zeros(3, 1), torch.zeros(2))

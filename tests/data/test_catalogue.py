@@ -1,4 +1,4 @@
-"""Where data sets are looked for, and what counts as being there."""
+"""Where data sets are searched for, and what counts as present."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from paceline.data.catalogue import CATALOGUE, data_folders, find, locate, looke
 from paceline.errors import ConfigError
 
 
-def test_folders_of_the_environment_go_before_the_cache(tmp_path: Path) -> None:
+def test_folders_of_the_environment_come_before_the_cache(tmp_path: Path) -> None:
     own = os.pathsep.join([str(tmp_path / "a"), str(tmp_path / "b")])
     env = {"PACELINE_DATA": own, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     assert data_folders(env) == (
@@ -21,17 +21,17 @@ def test_folders_of_the_environment_go_before_the_cache(tmp_path: Path) -> None:
     )
 
 
-def test_without_environment_data_lies_in_the_home_cache() -> None:
+def test_without_an_environment_data_are_in_the_home_cache() -> None:
     assert data_folders({}) == (Path.home() / ".cache" / "paceline" / "data",)
 
 
-def test_the_distributions_folder_is_looked_in_last(tmp_path: Path) -> None:
+def test_the_distributions_folder_is_searched_last(tmp_path: Path) -> None:
     folders = looked_in(find("fashion-mnist"), {"XDG_CACHE_HOME": str(tmp_path)})
     assert folders[-1] == Path("/usr/share/datasets/fashion-mnist")
     assert folders[0] == tmp_path / "paceline" / "data" / "fashion-mnist"
 
 
-def test_a_complete_folder_goes_before_an_incomplete_one(tiny) -> None:
+def test_a_complete_folder_is_preferred_to_an_incomplete_one(tiny) -> None:
     first = tiny.root / "tiny"
     tiny.put(first)
     (first / "test-labels").unlink()

@@ -1,4 +1,4 @@
-"""A file that is not what it should be is refused with one sentence that names it."""
+"""A damaged file is refused with one sentence that names it."""
 
 from pathlib import Path
 
@@ -15,12 +15,12 @@ def _path(tiny, *, compress: bool) -> Path:
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_sound_files_are_read_whole(tiny, compress: bool) -> None:
+def test_intact_files_are_read_whole(tiny, compress: bool) -> None:
     content = read_checked(_path(tiny, compress=compress), tiny.data_set.train_images, "")
     assert bytes(content) == tiny.contents["train-images"]
 
 
-def test_writing_to_the_content_leaves_the_file_alone(tiny) -> None:
+def test_writing_to_the_content_leaves_the_file_unchanged(tiny) -> None:
     path = _path(tiny, compress=False)
     content = read_checked(path, tiny.data_set.train_images, "")
     content[0] = 99
@@ -29,7 +29,7 @@ def test_writing_to_the_content_leaves_the_file_alone(tiny) -> None:
 
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize("keep_bytes", [0, 1, 20, -1])
-def test_cut_files_are_refused(tiny, compress: bool, keep_bytes: int) -> None:
+def test_truncated_files_are_refused(tiny, compress: bool, keep_bytes: int) -> None:
     path = _path(tiny, compress=compress)
     path.write_bytes(path.read_bytes()[:keep_bytes])
     with pytest.raises(ConfigError) as caught:
@@ -40,7 +40,7 @@ def test_cut_files_are_refused(tiny, compress: bool, keep_bytes: int) -> None:
     assert message.endswith("; fetch it anew")
 
 
-def test_a_changed_byte_is_refused_with_both_sums(tiny) -> None:
+def test_a_changed_byte_is_refused_with_both_checksums(tiny) -> None:
     path = _path(tiny, compress=False)
     content = bytearray(path.read_bytes())
     content[40] ^= 1
@@ -49,7 +49,7 @@ def test_a_changed_byte_is_refused_with_both_sums(tiny) -> None:
         read_checked(path, tiny.data_set.train_images, "fetch it anew")
 
 
-def test_a_swollen_gzip_file_is_not_read_to_its_end(tiny) -> None:
+def test_an_oversized_gzip_file_is_not_read_to_its_end(tiny) -> None:
     import gzip
 
     path = _path(tiny, compress=True)
@@ -58,13 +58,13 @@ def test_a_swollen_gzip_file_is_not_read_to_its_end(tiny) -> None:
         read_checked(path, tiny.data_set.train_images, "fetch it anew")
 
 
-def test_a_page_that_says_sorry_is_no_gzip_file(tiny) -> None:
+def test_an_html_page_instead_of_a_gzip_file_is_refused(tiny) -> None:
     path = _path(tiny, compress=True)
     path.write_bytes(b"<html>Please log in</html>")
     with pytest.raises(ConfigError, match="found a broken gzip file after 0 bytes"):
         read_checked(path, tiny.data_set.train_images, "fetch it anew")
 
 
-def test_a_file_that_is_gone_is_named(tiny, tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tiny, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*nothing: No such file"):
         read_checked(tmp_path / "nothing", tiny.data_set.train_images, "fetch it anew")

@@ -1,4 +1,4 @@
-"""The data set that ships: what it says it is, and the same as its source."""
+"""The data set in the package: as documented, and equal to its source."""
 
 import numpy as np
 import pytest
@@ -8,14 +8,14 @@ from paceline.data.catalogue import find
 from paceline.data.fetch import FetchState, inspect
 
 
-def test_it_is_here_and_sound() -> None:
+def test_digits_are_present_and_intact() -> None:
     inspection = inspect(find("digits"))
     assert inspection.state is FetchState.HERE
     assert inspection.folder is not None
     assert "CC BY 4.0" in (inspection.folder / "SOURCE.txt").read_text()
 
 
-def test_it_is_scikit_learns_digits_in_the_stated_order() -> None:
+def test_digits_are_scikit_learns_in_the_documented_order() -> None:
     datasets = pytest.importorskip("sklearn.datasets")
     source = datasets.load_digits()
     order = np.random.Generator(np.random.PCG64(0)).permutation(1797)
@@ -26,13 +26,13 @@ def test_it_is_scikit_learns_digits_in_the_stated_order() -> None:
     assert np.array_equal(targets, source.target[order])
 
 
-def test_every_digit_occurs_in_both_parts() -> None:
+def test_every_digit_occurs_in_both_splits() -> None:
     splits = load("digits")
     for part in (splits.train, splits.test):
         assert part.targets.unique().tolist() == list(range(10))
 
 
-def test_scaled_up_images_stay_in_range_and_say_so() -> None:
+def test_scaled_up_images_stay_in_range_and_are_labelled_as_such() -> None:
     splits = load("digits", side_px=28)
     inputs, _ = splits.train[0]
     assert inputs.shape == (1, 28, 28)

@@ -1,4 +1,4 @@
-"""Batches that are gathered a few at a time are those that are fetched one by one."""
+"""Batches gathered a few at a time equal those fetched one by one."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -34,33 +34,33 @@ def cut(*sizes: int) -> list[Lease]:
 
 
 def with_draws(batches: Iterable[Any]) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Each batch, and what a step would draw then."""
+    """Each batch, and what a step would draw after it."""
     return [(inputs, targets, torch.rand(3)) for inputs, targets in batches]
 
 
 @pytest.mark.parametrize("is_plain", [True, False])
 @pytest.mark.parametrize("sizes", [(8,), (8, 8, 8), (7, 7, 7, 7), (8, 8, 3)], ids=str)
 @pytest.mark.parametrize("at_once", [1, 300, 1 << 20], ids=["one", "two", "all"])
-def test_they_are_the_same_with_the_same_random_state(
+def test_batches_gathered_together_equal_single_ones_with_the_same_random_state(
     is_plain: bool, sizes: tuple[int, ...], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_GATHERED_BYTES", at_once)
-    one = leased(is_plain=is_plain)
-    alone = with_draws(map(one.fetch, cut(*sizes)))
-    together = with_draws(one.each(cut(*sizes)))
+    loader = leased(is_plain=is_plain)
+    alone = with_draws(map(loader.fetch, cut(*sizes)))
+    together = with_draws(loader.each(cut(*sizes)))
     assert len(together) == len(sizes)
     for these, those in zip(alone, together, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(these, those, strict=True))
 
 
-def test_a_batch_begins_at_a_cache_line_and_may_be_changed() -> None:
+def test_a_batch_starts_at_a_cache_line_and_may_be_changed() -> None:
     factor = torch.ones((), requires_grad=True)
     for inputs, targets in leased(width=3).each(cut(7, 7, 7)):
         assert inputs.data_ptr() % _LINE == targets.data_ptr() % _LINE == 0
         inputs.mul_(factor).sum().backward()
 
 
-def test_not_more_is_gathered_at_a_time_than_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_gathered_at_a_time_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_GATHERED_BYTES", 2 * 8 * 5 * 4)
     sizes: list[int] = []
     gathered = LeasedLoader._gathered
@@ -74,8 +74,8 @@ def test_not_more_is_gathered_at_a_time_than_was_said(monkeypatch: pytest.Monkey
     assert sizes == [2, 2, 1]
 
 
-def test_without_a_seed_nothing_is_seeded() -> None:
+def test_without_a_seed_no_generator_is_seeded() -> None:
     torch.manual_seed(1)
     draws = [torch.rand(3) for _ in leased().each(cut(8, 8), is_seeded=False)]
     torch.manual_seed(1)
-    assert [torch.equal(one, torch.rand(3)) for one in draws] == [True, True]
+    assert [torch.equal(draw, torch.rand(3)) for draw in draws] == [True, True]

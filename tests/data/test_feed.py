@@ -1,4 +1,4 @@
-"""Loader workers that are ours in number give what the user's own would give."""
+"""Loader workers in a number of our choice give the batches of the user's own."""
 
 from collections import Counter, UserDict, defaultdict
 from collections.abc import Iterator
@@ -38,19 +38,21 @@ def values(batches: object) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("num_workers", [-1, 0, 1])
-def test_alone_any_number_of_workers_gives_the_same_batches(num_workers: int) -> None:
+def test_a_lone_worker_gets_the_same_batches_with_any_number_of_loader_workers(
+    num_workers: int,
+) -> None:
     def loader() -> DataLoader[object]:
         generator = torch.Generator().manual_seed(3)
         return DataLoader(DATA, batch_size=4, shuffle=True, generator=generator)
 
-    found = plain_batches(loader(), CPU, Speed(loader_workers=num_workers))
-    assert values(found) == values(loader())
+    result = plain_batches(loader(), CPU, Speed(loader_workers=num_workers))
+    assert values(result) == values(loader())
 
 
-def test_another_number_of_workers_is_started_as_the_users_own_are() -> None:
+def test_another_number_of_loader_workers_keeps_the_start_method() -> None:
     loader = DataLoader(DATA, num_workers=1, multiprocessing_context="fork")
     remade = plain_batches(loader, CPU, Speed(loader_workers=2))
-    seen = [type(one).__name__ for one in remade._workers]  # type: ignore[attr-defined]
+    seen = [type(process).__name__ for process in remade._workers]  # type: ignore[attr-defined]
     assert seen == ["ForkProcess", "ForkProcess"]
 
 
@@ -62,33 +64,33 @@ def test_sizes_are_known_without_drawing() -> None:
     assert plain_sizes(DataLoader(DATA, batch_size=4, sampler=Unsaid())) == (4, 1)
 
 
-def test_what_was_asked_for_comes_in_its_order_and_what_was_taken_back_is_skipped() -> None:
+def test_requested_batches_arrive_in_order_without_cancelled_ones() -> None:
     workers = FedWorkers(DataLoader(DATA), num_workers=1, prefetch=2)
     leases = [Lease(number, 0, 2 * number, 2 * number + 2) for number in range(3)]
-    asked = []
+    requests = []
     for lease in leases:
         indices = Indices(range(lease.start, lease.stop))
         indices.seed = lease.id
-        asked.append((lease, indices))
-    workers.ask(asked)
+        requests.append((lease, indices))
+    workers.ask(requests)
     assert workers.take(leases[1])[0].tolist() == [2.0, 3.0]
     assert workers.take(leases[0]) is None
     assert workers.take(leases[2])[0].tolist() == [4.0, 5.0]
     workers.end_epoch()
 
 
-def test_workers_that_ran_short_prefetch_again() -> None:
+def test_starved_loader_workers_prefetch_again() -> None:
     workers = FedWorkers(DataLoader(DATA), num_workers=1, prefetch=3)
-    asked = []
+    requests = []
     for number in range(6):
         indices = Indices([number])
         indices.seed = number
-        asked.append((Lease(number, 0, number, number + 1), indices))
-    workers.ask(asked[:1])
-    workers.ask(asked[1:])
+        requests.append((Lease(number, 0, number, number + 1), indices))
+    workers.ask(requests[:1])
+    workers.ask(requests[1:])
     assert len(workers._feed.ready) == 3  # the other three are with the worker
-    found = [workers.take(lease)[0].tolist() for lease, _ in asked]
-    assert found == [[float(number)] for number in range(6)]
+    results = [workers.take(lease)[0].tolist() for lease, _ in requests]
+    assert results == [[float(number)] for number in range(6)]
     workers.close()
 
 
@@ -110,7 +112,7 @@ def raise_level(worker: int) -> None:
     info.dataset.level = 100
 
 
-def test_what_a_worker_is_told_of_its_data_set_is_the_users_own() -> None:
+def test_get_worker_info_has_the_users_own_data_set() -> None:
     loader = DataLoader(Levelled(), num_workers=1, worker_init_fn=raise_level)
     workers, lease, indices = FedWorkers(loader, 1, 2), Lease(0, 0, 2, 4), Indices([2, 3])
     indices.seed = 0
@@ -123,7 +125,7 @@ def test_what_a_worker_is_told_of_its_data_set_is_the_users_own() -> None:
 
 
 class Named(UserDict[str, Any]):
-    """A mapping that is no dict, and has more than its items."""
+    """A mapping that is not a dict and has more than its items."""
 
     def __init__(self, items: dict[str, Any], name: str) -> None:
         super().__init__(items)
@@ -131,25 +133,25 @@ class Named(UserDict[str, Any]):
 
 
 class Fixed(list[Any]):
-    def __init__(self, one: Tensor, other: Tensor) -> None:
-        super().__init__([one, other])
+    def __init__(self, first: Tensor, other: Tensor) -> None:
+        super().__init__([first, other])
 
 
 def doubled(value: Any) -> Any:
-    return apply(lambda one: 2 * one, value)
+    return apply(lambda tensor: 2 * tensor, value)
 
 
-def test_tensors_are_changed_in_containers_of_any_make() -> None:
-    one = torch.ones(())
-    grouped = defaultdict(list, a=[one])
-    found = doubled(grouped)
-    assert (found, found["b"], grouped) == ({"a": [2.0], "b": []}, [], {"a": [1.0]})
-    assert type(found) is defaultdict
-    named = doubled(Named({"a": one}, "x"))
+def test_tensors_are_changed_in_containers_of_any_type() -> None:
+    tensor = torch.ones(())
+    grouped = defaultdict(list, a=[tensor])
+    result = doubled(grouped)
+    assert (result, result["b"], grouped) == ({"a": [2.0], "b": []}, [], {"a": [1.0]})
+    assert type(result) is defaultdict
+    named = doubled(Named({"a": tensor}, "x"))
     assert (type(named), named.name, named["a"]) == (Named, "x", 2.0)
     counts = Counter(a=3)
     assert doubled(counts) == counts
-    assert doubled(Fixed(one, one)) == [2.0, 2.0]
+    assert doubled(Fixed(tensor, tensor)) == [2.0, 2.0]
     assert list(doubled(torch.ones(2, 2).max(0))) != []
 
 
@@ -162,7 +164,7 @@ def test_another_number_of_loader_workers_keeps_the_prefetch_factor(
     assert _with_workers(loader, num_workers).prefetch_factor == prefetch
 
 
-def test_packed_sequences_move_and_keep_their_sizes_where_torch_wants_them() -> None:
+def test_packed_sequences_move_and_keep_their_sizes_on_the_cpu() -> None:
     packed = pack_sequence([torch.ones(2), torch.ones(3)], enforce_sorted=False)
     moved = move(packed, torch.device("meta"), is_pinned=False)
     assert type(moved) is PackedSequence

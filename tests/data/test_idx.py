@@ -1,4 +1,4 @@
-"""The idx format: what is written is read, and a header that lies is refused."""
+"""The idx format: what is written is read, and a wrong header is refused."""
 
 import struct
 
@@ -17,7 +17,7 @@ def _encode(values: np.ndarray) -> bytes:
 
 
 @given(arrays(np.uint8, array_shapes(max_dims=4, max_side=5)))
-def test_what_is_written_is_read(values: np.ndarray) -> None:
+def test_a_written_array_is_read_again(values: np.ndarray) -> None:
     assert np.array_equal(parse_idx(_encode(values), "a test"), values)
 
 
@@ -31,7 +31,7 @@ def test_any_bytes_give_an_array_or_a_clear_error(content: bytes) -> None:
 
 
 @given(st.integers(0, 31))
-def test_a_file_cut_anywhere_is_refused(keep_bytes: int) -> None:
+def test_a_file_truncated_anywhere_is_refused(keep_bytes: int) -> None:
     content = _encode(np.zeros((4, 4), dtype=np.uint8) + 7)[:keep_bytes]
     assert keep_bytes < 28 or len(content) == 28
     if keep_bytes < 28:
@@ -44,12 +44,12 @@ def test_a_file_that_is_too_long_is_refused() -> None:
         parse_idx(_encode(np.zeros((2, 3), dtype=np.uint8)) + b"!", "long.idx")
 
 
-def test_other_types_of_value_are_named() -> None:
+def test_other_value_types_are_named() -> None:
     content = struct.pack(">HBBI", 0, 0x0D, 1, 1) + bytes(4)
     with pytest.raises(ConfigError, match=r"unsigned bytes.*0x0d \(32-bit floats\)"):
         parse_idx(content, "floats.idx")
 
 
-def test_a_file_of_another_format_is_told_by_its_first_bytes() -> None:
+def test_a_file_of_another_format_is_refused_with_its_first_bytes() -> None:
     with pytest.raises(ConfigError, match=r"not an idx file.*1f 8b 08 00"):
         parse_idx(b"\x1f\x8b\x08\x00", "still.gz")

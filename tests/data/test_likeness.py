@@ -1,4 +1,4 @@
-"""Samples that tell whether two workers hold the same data, and are not fooled by chance."""
+"""Samples that tell whether two workers hold the same data, without being fooled by chance."""
 
 import random
 from collections.abc import Callable
@@ -30,11 +30,11 @@ def likeness(make: Callable[[int], Any], **options: Any) -> list[Likeness]:
     return sample_digests(DataLoader(Made(make), **options))
 
 
-def test_the_first_the_middle_and_the_last_sample_are_looked_at() -> None:
-    assert [one.number for one in likeness(lambda index: index)] == [0, 4, 8]
+def test_the_first_middle_and_last_samples_are_compared() -> None:
+    assert [sample.number for sample in likeness(lambda index: index)] == [0, 4, 8]
 
 
-def test_one_sample_that_differs_is_told() -> None:
+def test_one_different_sample_is_found() -> None:
     mine = likeness(lambda index: torch.full((2,), index))
     theirs = likeness(lambda index: torch.full((2,), index + (index == 4)))
     assert are_others(mine, mine) is None
@@ -46,20 +46,20 @@ def test_random_numbers_of_the_known_generators_are_compared() -> None:
         return random.random(), np.random.random(), torch.rand(2)
 
     first = likeness(draw)
-    assert all(one.times for one in first)
+    assert all(sample.times for sample in first)
     assert are_others(first, likeness(draw)) is None
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_samples_with_random_numbers_of_their_own_are_never_told_apart(seed: int) -> None:
-    """A flip in half of all cases is the hardest: it often comes out alike."""
-    one, other = random.Random(seed), random.Random(seed + 1000)
-    mine = likeness(lambda index: (index, one.random() < 0.5))
-    theirs = likeness(lambda index: (index, other.random() < 0.5))
+def test_samples_with_their_own_random_numbers_are_never_told_apart(seed: int) -> None:
+    """A flip in half of all cases is the hardest: it often gives equal results."""
+    first, second = random.Random(seed), random.Random(seed + 1000)
+    mine = likeness(lambda index: (index, first.random() < 0.5))
+    theirs = likeness(lambda index: (index, second.random() < 0.5))
     assert are_others(mine, theirs) is None
 
 
-def test_slow_samples_are_fetched_thrice_and_must_all_differ() -> None:
+def test_slow_samples_must_all_differ_to_be_told_apart() -> None:
     def slow(*digests: str) -> list[Likeness]:
         return [Likeness(i, digest, 3) for i, digest in enumerate(digests)]
 
@@ -67,12 +67,12 @@ def test_slow_samples_are_fetched_thrice_and_must_all_differ() -> None:
     assert are_others(slow("a", "b", "c"), slow("z", "x", "y")) == 0
 
 
-def test_a_sample_that_cannot_be_read_is_not_compared() -> None:
-    found = likeness(lambda index: {4: 1, 8: 1}[index])
-    assert [one.times > 0 for one in found] == [False, True, True]
+def test_an_unreadable_sample_is_not_compared() -> None:
+    results = likeness(lambda index: {4: 1, 8: 1}[index])
+    assert [result.times > 0 for result in results] == [False, True, True]
 
 
-def test_nothing_is_drawn_from_the_script() -> None:
+def test_comparing_draws_nothing_from_the_scripts_generators() -> None:
     random.seed(1)
     torch.manual_seed(1)
     before = random.getstate(), torch.get_rng_state()
@@ -94,12 +94,12 @@ def test_nothing_is_drawn_from_the_script() -> None:
     ],
     ids=str,
 )
-def test_contents_that_differ_have_different_digests(one: Any, other: Any) -> None:
+def test_different_contents_have_different_digests(one: Any, other: Any) -> None:
     assert digest_of(one) == digest_of(one)
     assert digest_of(one) != digest_of(other)
 
 
-def test_what_is_neither_number_nor_container_counts_by_its_type() -> None:
+def test_other_objects_count_by_their_type() -> None:
     assert digest_of(object()) == digest_of(object())
     sparse = torch.eye(2).to_sparse()
     assert digest_of(sparse) == digest_of(sparse * 2)
@@ -117,7 +117,7 @@ def open_it(worker: int) -> None:
     info.dataset.opened = range(9)
 
 
-def test_a_worker_opens_the_data_set_as_the_script_says() -> None:
+def test_a_loader_worker_opens_the_data_set_with_worker_init_fn() -> None:
     data = Opened(lambda index: index)
-    found = sample_digests(DataLoader(data, num_workers=1, worker_init_fn=open_it))
-    assert all(one.times for one in found)
+    results = sample_digests(DataLoader(data, num_workers=1, worker_init_fn=open_it))
+    assert all(result.times for result in results)

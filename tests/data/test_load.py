@@ -1,4 +1,4 @@
-"""From a name to samples; and what happens when they are not here."""
+"""From a name to samples; and what happens when they are missing."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_samples_are_those_of_the_files(tiny, compress: bool) -> None:
     assert splits.classes == ("a", "b", "c")
 
 
-def test_what_is_not_here_is_an_error_that_tells_how_to_get_it(tiny) -> None:
+def test_a_missing_data_set_is_an_error_that_says_how_to_get_it(tiny) -> None:
     with pytest.raises(ConfigError, match=r"tiny is not here \(looked in .*data get tiny` fetches"):
         load("tiny", env=tiny.env)
 
@@ -56,24 +56,24 @@ def test_an_incomplete_folder_is_an_error_that_names_what_is_missing(tiny) -> No
         load("tiny", env=tiny.env)
 
 
-def test_without_leave_to_fetch_digits_stand_in_and_no_network_is_asked(tiny) -> None:
+def test_without_permission_to_fetch_digits_stand_in_and_no_network_is_used(tiny) -> None:
     choice = choose("tiny", fetch_missing=False, env=tiny.env, outside=Forbidden())
     assert choice.name == STAND_IN
     assert choice.note.startswith("Tiny is not here (`paceline data get tiny` fetches it): ")
     assert "\n" not in choice.note
 
 
-def test_if_it_cannot_be_fetched_digits_stand_in_and_the_reasons_are_said(tiny) -> None:
-    said: list[str] = []
+def test_digits_stand_in_when_a_fetch_fails_and_the_reasons_are_given(tiny) -> None:
+    notes: list[str] = []
     choice = choose(
-        "tiny", fetch_missing=True, env=tiny.env, outside=Unreachable(), say=said.append
+        "tiny", fetch_missing=True, env=tiny.env, outside=Unreachable(), say=notes.append
     )
     assert choice.name == STAND_IN
     assert "could not be fetched" in choice.note
-    assert "first.invalid: no route" in said[-1]
+    assert "first.invalid: no route" in notes[-1]
 
 
-def test_the_stand_in_is_loaded_in_its_place(tiny) -> None:
+def test_the_stand_in_is_loaded_instead(tiny) -> None:
     splits, note = load_or_fallback(
         "tiny", fetch_missing=False, side_px=28, env=tiny.env, outside=Forbidden()
     )
@@ -81,13 +81,13 @@ def test_the_stand_in_is_loaded_in_its_place(tiny) -> None:
     assert note
 
 
-def test_what_is_here_is_chosen_without_a_word(tiny) -> None:
+def test_a_present_data_set_is_used_without_a_note(tiny) -> None:
     tiny.put(tiny.root / "tiny")
     splits, note = load_or_fallback("tiny", fetch_missing=True, env=tiny.env, outside=Forbidden())
     assert (splits.source, note) == ("Tiny (4 + 2 images)", "")
 
 
-def test_damaged_files_are_never_passed_over_for_the_stand_in(tiny) -> None:
+def test_damaged_files_are_never_replaced_by_the_stand_in(tiny) -> None:
     tiny.put(tiny.root / "tiny")
     (tiny.root / "tiny" / "train-labels").write_bytes(b"rotten")
     with pytest.raises(ConfigError, match="train-labels is damaged"):

@@ -4,7 +4,7 @@ from paceline.data.numbers import Numbers, note, numbered
 from paceline.data.order import EpochOrder
 
 
-def test_a_pass_is_of_whole_batches_of_consecutive_numbers() -> None:
+def test_a_pass_has_whole_batches_of_consecutive_numbers() -> None:
     numbers = Numbers(3)
     assert (list(numbers), len(numbers)) == ([0, 1, 2], 3)
     numbers.first, numbers.stop = 2, 4
@@ -19,8 +19,8 @@ def test_a_loader_of_numbers_gives_them_one_by_one() -> None:
     assert "4" in note(4)
 
 
-def test_as_many_as_wanted_take_no_memory() -> None:
-    """``pace.updates(10**9)`` of a script that stops by itself."""
+def test_any_number_of_updates_takes_no_memory() -> None:
+    """``pace.updates(10**9)`` in a script that stops by itself."""
     numbers = Numbers(4)
     order = EpochOrder(numbered(numbers), 0)
     digests = []

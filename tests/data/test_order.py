@@ -1,4 +1,4 @@
-"""An epoch's order is drawn once, held in 8 bytes a position, and it ends."""
+"""An epoch's order is drawn once, takes 8 bytes a position, and is finite."""
 
 import copy
 import itertools
@@ -17,7 +17,7 @@ from paceline.errors import ConfigError
 
 
 class Listed:
-    """A sampler of so many positions, which says that it has as many or others."""
+    """A sampler of these positions, which may claim another length."""
 
     def __init__(self, positions: Any, says: int | None = None) -> None:
         self._positions = positions
@@ -66,7 +66,7 @@ def order_of(**options: Any) -> EpochOrder:
     ],
     ids=["endless", "endless batches", "says too few", "says too many", "huge"],
 )
-def test_an_order_without_an_end_is_refused_by_name(options: Any, words: str) -> None:
+def test_an_endless_order_is_refused_by_name(options: Any, words: str) -> None:
     order = order_of(**options)
 
     def begin() -> None:
@@ -77,7 +77,7 @@ def test_an_order_without_an_end_is_refused_by_name(options: Any, words: str) ->
         begin()
 
 
-def test_a_sampler_whose_epochs_differ_in_number_is_refused() -> None:
+def test_a_sampler_whose_epochs_differ_in_length_is_refused() -> None:
     positions = [0, 1, 2, 3]
     order = order_of(sampler=Listed(positions))
     assert order.count()[0] == 4
@@ -87,7 +87,7 @@ def test_a_sampler_whose_epochs_differ_in_number_is_refused() -> None:
         order.draw(1)
 
 
-def test_positions_are_held_in_eight_bytes_each() -> None:
+def test_positions_take_eight_bytes_each() -> None:
     order = order_of(shuffle=True)
     order.draw(0)
     assert isinstance(order.indices, array)
@@ -103,14 +103,14 @@ def test_positions_are_held_in_eight_bytes_each() -> None:
     [["a", "b"], [torch.tensor(1), torch.tensor(0)], [(0, "left"), (1, "right")], [True, False]],
     ids=str,
 )
-def test_positions_of_the_users_own_kind_stay_as_they_are(positions: list[Any]) -> None:
+def test_positions_of_other_types_are_kept_unchanged(positions: list[Any]) -> None:
     order = order_of(sampler=Listed(positions, len(positions)))
     order.draw(0)
     assert list(order.indices) == positions
-    assert [type(one) for one in order.indices] == [type(one) for one in positions]
+    assert [type(index) for index in order.indices] == [type(one) for one in positions]
 
 
-def test_drawing_leaves_every_generator_as_it_was() -> None:
+def test_drawing_leaves_every_generator_unchanged() -> None:
     own = torch.Generator().manual_seed(5)
     order = order_of(shuffle=True, generator=own)
     before = torch.get_rng_state(), own.get_state(), random.getstate()
@@ -121,7 +121,7 @@ def test_drawing_leaves_every_generator_as_it_was() -> None:
     assert own.initial_seed() == 5
 
 
-def test_the_digest_tells_orders_and_batches_apart() -> None:
+def test_the_digest_distinguishes_orders_and_batches() -> None:
     def digest(**options: Any) -> str:
         order = order_of(**options)
         order.draw(0)
@@ -129,19 +129,19 @@ def test_the_digest_tells_orders_and_batches_apart() -> None:
 
     assert digest() == digest() == digest(sampler=Listed(range(8), 8))
     assert digest() != digest(sampler=Listed(range(7, -1, -1), 8))
-    one = digest(batch_sampler=Listed([[0, 1], [2, 3]], 2))
-    assert one == digest(batch_sampler=Listed([[0, 1], [2, 3]], 2))
-    assert one != digest(batch_sampler=Listed([[0], [1, 2, 3]], 2))
+    pairs = digest(batch_sampler=Listed([[0, 1], [2, 3]], 2))
+    assert pairs == digest(batch_sampler=Listed([[0, 1], [2, 3]], 2))
+    assert pairs != digest(batch_sampler=Listed([[0], [1, 2, 3]], 2))
 
 
-def test_a_sampler_with_replacement_is_drawn_as_far_as_it_is_asked() -> None:
+def test_a_sampler_with_replacement_is_drawn_only_as_far_as_needed() -> None:
     long = DataLoader(range(50), 4, sampler=RandomSampler(range(50), True, int(1e10)))
     short = DataLoader(range(50), 4, sampler=RandomSampler(range(50), True, 640))
-    orders = [EpochOrder(one, 3) for one in (long, short, long)]
+    orders = [EpochOrder(loader, 3) for loader in (long, short, long)]
     assert orders[0].count() == (int(1e10), int(2.5e9))
     state = torch.get_rng_state()
-    for one in orders:
-        one.draw(1)
+    for order in orders:
+        order.draw(1)
     assert torch.equal(torch.get_rng_state(), state)
     assert list(orders[0].indices[:640]) == list(orders[1].indices)
     assert list(orders[0].indices[100_000:100_004]) == list(orders[2].indices[100_000:100_004])
@@ -150,7 +150,7 @@ def test_a_sampler_with_replacement_is_drawn_as_far_as_it_is_asked() -> None:
     assert orders[0].fingerprint() != orders[2].fingerprint()
 
 
-def test_a_generator_inside_a_batch_sampler_is_seeded_and_left_as_it_was() -> None:
+def test_a_generator_inside_a_batch_sampler_is_seeded_and_restored() -> None:
     own = torch.Generator().manual_seed(5)
     order = order_of(batch_sampler=BatchSampler(RandomSampler(range(8), generator=own), 2, True))
     before = own.get_state()
@@ -174,7 +174,7 @@ class Rotated(Listed):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        return iter([(one + self.epoch) % 8 for one in range(8)])
+        return iter([(position + self.epoch) % 8 for position in range(8)])
 
 
 class InPairs(Listed):
@@ -193,17 +193,17 @@ class InPairs(Listed):
 
 def firsts(order: EpochOrder, *, says: Any = None) -> list[int]:
     """The first position of each of three epochs; ``says``: what the script does before each."""
-    found = []
+    results = []
     for epoch in range(3):
         if says is not None:
             says(epoch)
         order.draw(epoch)
-        found.append(order.indices[0])
-    return found
+        results.append(order.indices[0])
+    return results
 
 
 @pytest.mark.parametrize("has_batches", [False, True])
-def test_whoever_has_a_set_epoch_is_told_the_epoch(has_batches: bool) -> None:
+def test_a_sampler_with_set_epoch_is_told_the_epoch(has_batches: bool) -> None:
     sampler = Rotated()
     options = {"batch_sampler": InPairs(sampler)} if has_batches else {"sampler": sampler}
     order = order_of(**options)
@@ -212,7 +212,7 @@ def test_whoever_has_a_set_epoch_is_told_the_epoch(has_batches: bool) -> None:
 
 
 @pytest.mark.parametrize("has_batches", [False, True])
-def test_a_set_epoch_of_the_scripts_own_counts_as_the_script_does(has_batches: bool) -> None:
+def test_a_set_epoch_call_by_the_script_takes_precedence(has_batches: bool) -> None:
     sampler: Any = Rotated()
     told: Any = InPairs(sampler) if has_batches else sampler
     order = order_of(**{"batch_sampler" if has_batches else "sampler": told})
@@ -223,7 +223,7 @@ def test_a_set_epoch_of_the_scripts_own_counts_as_the_script_does(has_batches: b
     assert firsts(again) == [7, 7, 7], "as plain PyTorch, which tells it nothing by itself"
 
 
-def test_a_sampler_whose_set_epoch_is_noted_is_copied_as_before() -> None:
+def test_a_sampler_with_a_tracked_set_epoch_can_be_copied() -> None:
     sampler: Any = Rotated()
     order_of(sampler=sampler).count()
     other = pickle.loads(pickle.dumps(copy.deepcopy(sampler)))

@@ -1,4 +1,4 @@
-"""A loader class is refused where its way of iterating makes other batches, and only there."""
+"""A loader class is refused if its iteration changes batches, and only then."""
 
 import queue
 import threading
@@ -37,7 +37,7 @@ class Pairs(DataLoader[Any]):
 
 
 class Filtered(DataLoader[Any]):
-    """As loaders of graphs make their batch."""
+    """As loaders of graphs make their batches."""
 
     def _get_iterator(self) -> Any:
         return ({"inputs": inputs} for inputs, _ in super()._get_iterator())
@@ -67,7 +67,7 @@ class ToDevice(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # as scripts write it
         self.passes += 1
         for batch in super().__iter__():
-            yield tuple(one.to("cpu", copy=True) for one in batch)
+            yield tuple(tensor.to("cpu", copy=True) for tensor in batch)
 
 
 class Within(DataLoader[Any]):
@@ -83,7 +83,7 @@ class FromElsewhere(DataLoader[Any]):
 
 
 class Asking(DataLoader[Any]):
-    """Fails in a pass that is made up."""
+    """Fails in a simulated pass."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # as scripts write it
         raise AttributeError("client")
@@ -96,13 +96,15 @@ class Stream(IterableDataset[Any]):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("kind", [Normalised, InPlace, Pairs, Filtered])
-def test_other_batches_are_refused(kind: type[DataLoader[Any]], num_workers: int) -> None:
+def test_a_loader_class_that_changes_batches_is_refused(
+    kind: type[DataLoader[Any]], num_workers: int
+) -> None:
     with pytest.raises(ConfigError, match=rf"{kind.__name__}\.\w+ changes batches"):
         refuse_own_iteration(kind(DATA, batch_size=4, shuffle=True, num_workers=num_workers))
 
 
 @pytest.mark.parametrize("kind", [DataLoader, FetchesAhead, ToDevice, Within])
-def test_what_gives_what_it_is_given_is_let_by(kind: type[DataLoader[Any]]) -> None:
+def test_a_loader_class_that_keeps_batches_is_accepted(kind: type[DataLoader[Any]]) -> None:
     loader = kind(DATA, batch_size=4, shuffle=True)
     torch.manual_seed(1)
     assert refuse_own_iteration(loader) == []
@@ -116,11 +118,11 @@ def test_what_gives_what_it_is_given_is_let_by(kind: type[DataLoader[Any]]) -> N
 
 
 @pytest.mark.parametrize("kind", [FromElsewhere, Asking])
-def test_where_nobody_can_say_the_plan_has_a_note(kind: type[DataLoader[Any]]) -> None:
+def test_a_loader_class_that_cannot_be_judged_gives_a_note(kind: type[DataLoader[Any]]) -> None:
     [note] = refuse_own_iteration(kind(DATA, batch_size=4))
     assert note.startswith(f"{kind.__name__}.__iter__ is not called")
 
 
-def test_a_stream_is_not_read_to_see() -> None:
+def test_a_stream_is_not_read_for_the_check() -> None:
     [note] = refuse_own_iteration(Normalised(Stream(), batch_size=4))
     assert note.startswith("Normalised.__iter__ is not called")

@@ -1,4 +1,4 @@
-"""A stream that is read once: what is kept, how far it is read ahead, what is given to whom."""
+"""A stream that is read once: what is kept, how far it is read ahead, what each member gets."""
 
 import errno
 import json
@@ -55,7 +55,7 @@ def _reading(
 ) -> tuple[StreamReading, "SimpleQueue[Any]"]:
     news: SimpleQueue[Any] = SimpleQueue()
     extent = Extent(0, first, done, number, most_ahead, multiple)
-    rows = ((4, torch.tensor([one]), f"[{one}]") for one in batches)
+    rows = ((4, torch.tensor([batch]), f"[{batch}]") for batch in batches)
     reading = StreamReading(extent, news.put)
     threading.Thread(target=reading.read, args=(lambda: rows,), daemon=True).start()
     return reading, news
@@ -64,15 +64,15 @@ def _reading(
 def _read(source: StreamSource, epoch: int = 0, state: str = "") -> list[tuple[int, Any]]:
     """All mini-batches of a pass as a member gets them."""
     reader = StreamReader(source.of(epoch, state), Extent(epoch, 0, (), 0, 100))
-    client, found = StreamClient(), list[tuple[int, Any]]()
+    client, results = StreamClient(), list[tuple[int, Any]]()
     while not client.connect(*reader.place):
         pass
-    while not isinstance(one := client.take(epoch, len(found)), Over):
-        assert one is None or isinstance(one, Received), one
-        found += [] if one is None else [(one.num_samples, one.batch)]
+    while not isinstance(received := client.take(epoch, len(results)), Over):
+        assert received is None or isinstance(received, Received), received
+        results += [] if received is None else [(received.num_samples, received.batch)]
     client.drop()
     reader.stop()
-    return found
+    return results
 
 
 def _value(answer: Answer | None) -> int:
@@ -92,7 +92,7 @@ class _Counted:
             yield number
 
 
-def test_each_number_is_its_mini_batch_whoever_asks_and_however_often() -> None:
+def test_each_number_is_its_mini_batch_however_often_it_is_asked_for() -> None:
     reading, _ = _reading(range(10))
     assert [_value(reading.answer(n)) for n in (2, 0, 2, 1, 7, 2)] == [2, 0, 2, 1, 7, 2]
     assert reading.answer(10) == reading.answer(30) == Over(10)
@@ -100,26 +100,26 @@ def test_each_number_is_its_mini_batch_whoever_asks_and_however_often() -> None:
     assert reading.answer(3) is None
 
 
-def test_it_is_read_ahead_so_far_and_no_further() -> None:
+def test_reading_ahead_stops_at_its_limit() -> None:
     counted = _Counted(1000)
     reading, _ = _reading(counted, most_ahead=3)
     for number in range(100):
         assert _value(reading.answer(number)) == number
         reading.done_with(number + 1, ())
-        # One is with the thread, which has it in hand while it waits.
+        # One is with the thread, which holds it while it waits.
         assert counted.num_read <= number + 1 + 3 + 1
         assert reading.num_kept <= 3 + 1
     reading.stop()
 
 
-def test_who_waits_for_a_far_one_gets_it_though_nobody_takes_those_before() -> None:
+def test_a_distant_number_is_given_though_earlier_ones_are_not_taken() -> None:
     reading, _ = _reading(range(1000), most_ahead=2)
     assert _value(reading.answer(50)) == 50
     assert _value(reading.answer(3)) == 3
     reading.stop()
 
 
-def test_what_an_update_has_used_is_kept_no_more() -> None:
+def test_batches_used_by_an_update_are_not_kept() -> None:
     reading, _ = _reading(range(20), most_ahead=10)
     assert _value(reading.answer(9)) == 9
     reading.done_with(4, (6, 8))
@@ -129,7 +129,7 @@ def test_what_an_update_has_used_is_kept_no_more() -> None:
     reading.stop()
 
 
-def test_who_reads_again_keeps_nothing_that_was_used() -> None:
+def test_a_new_reader_keeps_nothing_that_was_used() -> None:
     reading, _ = _reading(range(20), first=5, done=(7,), most_ahead=4)
     assert _value(reading.answer(5)) == 5
     assert isinstance(reading.answer(7), Gone)
@@ -138,7 +138,7 @@ def test_who_reads_again_keeps_nothing_that_was_used() -> None:
     reading.stop()
 
 
-def test_a_rest_that_is_left_out_is_given_to_nobody() -> None:
+def test_a_dropped_remainder_is_given_to_no_member() -> None:
     reading, _ = _reading(range(11), multiple=4, most_ahead=8)
     assert _value(reading.answer(7)) == 7
     assert reading.answer(8) == Over(8)
@@ -159,7 +159,7 @@ def _failing() -> Iterator[int]:
     raise ValueError("it is torn")
 
 
-def test_what_was_read_before_a_failure_is_given_and_then_why() -> None:
+def test_batches_read_before_a_failure_are_given_and_then_the_reason() -> None:
     reading, _ = _reading(_failing())
     assert _value(reading.answer(0)) == 0
     broken = reading.answer(1)
@@ -168,7 +168,7 @@ def test_what_was_read_before_a_failure_is_given_and_then_why() -> None:
     assert "test_stream.py" in broken.text
 
 
-def test_a_stream_of_nothing_is_named() -> None:
+def test_an_empty_stream_is_refused() -> None:
     for reading in (_reading([])[0], _reading(range(3), multiple=4)[0]):
         answer = reading.answer(0)
         assert isinstance(answer, Broken)
@@ -196,36 +196,36 @@ def test_any_numbers_are_answered(size: int, asked: list[int], seed: st.DataObje
     ],
     ids=["tuple", "dict", "list", "parameter"],
 )
-def test_a_batch_comes_as_it_went(batch: Any) -> None:
-    for one in (batch, pack(batch)):
-        assert digest_of(decode(encode(2, one))) == digest_of(batch)
+def test_a_batch_is_decoded_as_it_was_encoded(batch: Any) -> None:
+    for content in (batch, pack(batch)):
+        assert digest_of(decode(encode(2, content))) == digest_of(batch)
 
 
-def test_a_frame_is_read_as_often_as_wanted_and_each_is_a_copy() -> None:
+def test_a_frame_can_be_read_repeatedly_and_each_read_is_a_copy() -> None:
     frame = encode(2, torch.arange(8.0))
     decode(frame).zero_()
     assert decode(frame).tolist() == list(range(8))
 
 
 @pytest.mark.parametrize("first", [0, 1000])
-def test_what_a_loader_worker_has_put_into_a_file_stays_there(first: int) -> None:
+def test_tensors_that_a_loader_worker_put_into_a_file_stay_there(first: int) -> None:
     whole = [torch.arange(20_000.0) + n for n in range(4)]
-    for one in whole:
-        one.share_memory_()
-    batch = {"many": [one[first:] for one in whole], "few": torch.ones(3)}
+    for tensor in whole:
+        tensor.share_memory_()
+    batch = {"many": [tensor[first:] for tensor in whole], "few": torch.ones(3)}
     expected = [one.clone() for one in batch["many"]]
     frame = encode(4, batch)
     assert [part.file for part in frame.parts] == [0, 1, 2, 0, 0, 0]
     del batch, whole
     for _ in range(2):
-        found = decode(frame)
-        assert all(map(torch.equal, found["many"], expected))
-        assert found["few"].tolist() == [1, 1, 1]
-        assert not found["many"][0].is_shared()
-        found["many"][0].zero_()
+        result = decode(frame)
+        assert all(map(torch.equal, result["many"], expected))
+        assert result["few"].tolist() == [1, 1, 1]
+        assert not result["many"][0].is_shared()
+        result["many"][0].zero_()
 
 
-def test_its_file_is_closed_when_nobody_has_it() -> None:
+def test_the_file_of_a_frame_is_closed_with_its_last_reference() -> None:
     frame = encode(1, torch.ones(4))
     handle = frame.files[0].handle
     os.fstat(handle)
@@ -234,26 +234,26 @@ def test_its_file_is_closed_when_nobody_has_it() -> None:
         os.fstat(handle)
 
 
-def test_a_frame_that_is_cut_short_is_seen() -> None:
+def test_a_truncated_frame_is_detected() -> None:
     frame = encode(1, torch.ones(4))
     os.truncate(frame.files[0].handle, sum(part.size for part in frame.parts) - 1)
     with pytest.raises(EOFError, match="truncated"):
         decode(frame)
 
 
-def test_frames_of_the_users_own_code_are_named() -> None:
+def test_an_error_names_the_line_in_the_users_own_code() -> None:
     text = (
         "Caught KeyError in DataLoader worker process 0.\nOriginal Traceback:\n"
         f'  File "{torch.__file__}", line 3, in fetch\n  File "/home/me/data.py", line 7, in read\n'
         "KeyError: 'label'"
     )
-    said = explain(RuntimeError(text))
-    assert said.splitlines()[0] == (
+    message = explain(RuntimeError(text))
+    assert message.splitlines()[0] == (
         "the stream cannot be read any further: KeyError: 'label', at /home/me/data.py:7 in read"
     )
 
 
-def test_who_does_not_know_the_key_is_given_nothing() -> None:
+def test_a_client_without_the_key_is_given_nothing() -> None:
     place = Endpoint.new()
     server = StreamServer(place, lambda epoch, number: Over(3), lambda *_: None)
     assert not StreamClient().connect(place.address, b"another")
@@ -263,7 +263,7 @@ def test_who_does_not_know_the_key_is_given_nothing() -> None:
     server.close()
 
 
-def test_a_member_gets_copies_and_tells_what_is_done_with() -> None:
+def test_a_member_gets_copies_and_reports_used_numbers() -> None:
     told: list[Any] = []
     batch = torch.arange(40_000).reshape(2, -1)
     place, client = Endpoint.new(), StreamClient()
@@ -275,18 +275,18 @@ def test_a_member_gets_copies_and_tells_what_is_done_with() -> None:
     for number in (4, 5):  # asked for before it is taken
         client.ask(0, number)
     for number in (4, 5, 7):
-        found = None
-        while found is None:
-            found = client.take(0, number)
-        assert isinstance(found, Received)
-        assert torch.equal(found.batch[0], batch)
-        assert found.batch[1] == number
-        found.batch[0].zero_()
+        result = None
+        while result is None:
+            result = client.take(0, number)
+        assert isinstance(result, Received)
+        assert torch.equal(result.batch[0], batch)
+        assert result.batch[1] == number
+        result.batch[0].zero_()
     assert told == [(0, 4, (6,))]
     server.close()
 
 
-def test_a_server_goes_on_after_a_failed_accept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_continues_after_a_failed_accept(monkeypatch: pytest.MonkeyPatch) -> None:
     accept, failures = Listener.accept, [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
 
     def fail_once(listener: Listener) -> "Connection[Any, Any]":
@@ -332,7 +332,7 @@ def test_a_member_without_a_free_file_handle_is_named(monkeypatch: pytest.Monkey
     server.close()
 
 
-def test_several_ask_at_once_and_each_number_comes_once_to_each() -> None:
+def test_members_that_ask_concurrently_get_each_number_once() -> None:
     reading, _ = _reading(range(60), most_ahead=4)
     place = Endpoint.new()
     server = StreamServer(place, lambda _, number: reading.answer(number), lambda *_: None)
@@ -342,11 +342,11 @@ def test_several_ask_at_once_and_each_number_comes_once_to_each() -> None:
         client = StreamClient()
         client.connect(*place)
         for number in range(member, 60, 2):
-            found = None
-            while found is None:
-                found = client.take(0, number)
-            assert isinstance(found, Received)
-            got[member].append(int(found.batch))
+            result = None
+            while result is None:
+                result = client.take(0, number)
+            assert isinstance(result, Received)
+            got[member].append(int(result.batch))
 
     threads = [threading.Thread(target=ask, args=(member,)) for member in got]
     for thread in threads:
@@ -365,7 +365,7 @@ def test_several_ask_at_once_and_each_number_comes_once_to_each() -> None:
     ("num_workers", "context"),
     [(0, None), (1, "fork"), (1, "spawn"), (1, "forkserver"), (2, "fork")],
 )
-def test_it_reads_what_the_loader_itself_would(num_workers: int, context: str | None) -> None:
+def test_the_reader_gives_the_loaders_own_batches(num_workers: int, context: str | None) -> None:
     loader = DataLoader(
         Stream(23), batch_size=4, num_workers=num_workers, multiprocessing_context=context
     )
@@ -375,7 +375,7 @@ def test_it_reads_what_the_loader_itself_would(num_workers: int, context: str | 
         torch.testing.assert_close(mine, other)
 
 
-def test_a_state_goes_on_with_the_mini_batch_after_it() -> None:
+def test_a_state_continues_with_the_next_mini_batch() -> None:
     source = StreamSource(DataLoader(Stateful(20), batch_size=2), 2, 1)
     assert source.saves
     state = _first_state(source)
@@ -392,7 +392,7 @@ def _first_state(source: StreamSource) -> str:
 
 
 class _Odd(Stateful):
-    """Its state is not what JSON makes of it."""
+    """Its state does not survive JSON."""
 
     def state_dict(self) -> Any:
         return {0: self.position}
@@ -403,7 +403,7 @@ class _Odd(Stateful):
     [(Stateful(3), [1, 2], True), (Stateful(3), [1], False), (_Odd(3), [1, 2], False)],
     ids=["whole", "short", "not JSON"],
 )
-def test_a_state_from_which_it_could_not_go_on_is_not_saved(
+def test_a_state_that_cannot_be_restored_is_not_saved(
     dataset: Any, samples: list[int], is_saved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=dataset)
@@ -435,19 +435,19 @@ class _MappedTables:
 @pytest.mark.parametrize(
     "part", [_Mapped(), _Mixed(), _MappedTables()], ids=lambda one: type(one).__name__
 )
-def test_a_state_that_leaves_something_out_is_not_used(part: Any) -> None:
+def test_an_incomplete_state_is_not_used(part: Any) -> None:
     dataset = Stateful(4)
     assert StreamSource(DataLoader(dataset, batch_size=2), 2, 1).saves
     dataset._ex_iterable = part  # type: ignore[attr-defined]
     assert not StreamSource(DataLoader(dataset, batch_size=2), 2, 1).saves
 
 
-def test_with_several_loader_workers_there_is_no_one_state() -> None:
+def test_several_loader_workers_have_no_single_state() -> None:
     assert not StreamSource(DataLoader(Stateful(4), batch_size=2, num_workers=2), 2, 1).saves
 
 
 class _Random(IterableDataset[Any]):
-    """What it gives is drawn, by all three generators; it knows how often."""
+    """Its samples are drawn by all three generators; it counts them."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -464,10 +464,10 @@ class _Random(IterableDataset[Any]):
         self.position = state["position"]
 
 
-def test_what_it_draws_follows_from_seed_and_pass_also_where_it_goes_on() -> None:
+def test_draws_follow_from_seed_and_pass_also_when_resumed() -> None:
     def drawn(seed: int, epoch: int, state: str = "") -> list[float]:
         source = StreamSource(DataLoader(_Random(), batch_size=2), 2, seed)
-        return torch.cat([one for _, one in _read(source, epoch, state)]).flatten().tolist()
+        return torch.cat([batch for _, batch in _read(source, epoch, state)]).flatten().tolist()
 
     state = _first_state(StreamSource(DataLoader(_Random(), batch_size=2), 2, 1))
     assert drawn(1, 0, state) == drawn(1, 0)[2:]
@@ -478,7 +478,7 @@ def test_what_it_draws_follows_from_seed_and_pass_also_where_it_goes_on() -> Non
 
 
 class _Told(IterableDataset[Any]):
-    """What it is told of the loader worker that it is in."""
+    """Gives the info of its loader worker."""
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
@@ -488,7 +488,7 @@ class _Told(IterableDataset[Any]):
         yield torch.tensor([info.id, info.num_workers, info.seed, torch.get_num_threads(), *drawn])
 
 
-def test_it_is_told_what_a_loader_worker_of_torchs_own_is() -> None:
+def test_get_worker_info_is_that_of_torchs_own_loader_worker() -> None:
     def of(timeout_s: float) -> Any:
         loader = DataLoader(_Told(), num_workers=1, timeout=timeout_s, batch_size=1)
         return StreamSource(loader, 1, 3)
@@ -499,7 +499,7 @@ def test_it_is_told_what_a_loader_worker_of_torchs_own_is() -> None:
 
 
 class _Slow(IterableDataset[Any]):
-    """One that does not come back."""
+    """Never yields."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -512,9 +512,7 @@ class _Slow(IterableDataset[Any]):
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_who_does_not_come_back_is_ended_and_its_loader_workers_too(
-    tmp_path: Path, num_workers: int
-) -> None:
+def test_a_stuck_reader_and_its_loader_workers_are_ended(tmp_path: Path, num_workers: int) -> None:
     loader = DataLoader(_Slow(tmp_path / "pids"), batch_size=1, num_workers=num_workers)
     reader = StreamReader(StreamSource(loader, 1, 0).of(0, ""), Extent(0, 0, (), 0, 3))
     while len(pids := _words_of(tmp_path / "pids")) < num_workers:
@@ -530,7 +528,7 @@ def _words_of(file: Path) -> list[str]:
 
 
 class _Cleaning(IterableDataset[Any]):
-    """One that cleans up behind it; what it has open is its own, whoever else reads."""
+    """Cleans up after itself, whoever else reads."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -542,7 +540,7 @@ class _Cleaning(IterableDataset[Any]):
             self.file.write_text("clean")
 
 
-def test_a_pass_that_is_left_cleans_up(tmp_path: Path) -> None:
+def test_an_abandoned_pass_cleans_up(tmp_path: Path) -> None:
     source = StreamSource(DataLoader(_Cleaning(tmp_path / "end"), batch_size=1), 1, 0)
     reader = StreamReader(source.of(0, ""), Extent(0, 0, (), 0, 3))
     client = StreamClient()
@@ -554,7 +552,7 @@ def test_a_pass_that_is_left_cleans_up(tmp_path: Path) -> None:
     assert (tmp_path / "end").read_text() == "clean"
 
 
-def test_whoever_asks_hears_that_who_reads_is_gone() -> None:
+def test_the_death_of_a_reader_is_reported_to_members_that_ask() -> None:
     class Killed(IterableDataset[Any]):
         def __iter__(self) -> Iterator[Any]:
             yield torch.zeros(1)
@@ -563,18 +561,18 @@ def test_whoever_asks_hears_that_who_reads_is_gone() -> None:
     reader = StreamReader(
         StreamSource(DataLoader(Killed(), batch_size=1), 1, 0).of(0, ""), Extent(0, 0, (), 0, 3)
     )
-    client, found = StreamClient(), None
-    while found is None:
+    client, result = StreamClient(), None
+    while result is None:
         if client.is_at(reader.place.address) or client.connect(*reader.place):
-            found = client.take(0, 1)
+            result = client.take(0, 1)
     reader.stop()
-    assert found == Broken(
+    assert result == Broken(
         "the stream cannot be read any further: the DataLoader worker that read it is gone "
         "(killed by SIGKILL)"
     )
 
 
-def test_what_cannot_be_shared_is_one_sentence() -> None:
+def test_a_stream_that_cannot_be_shared_is_refused_in_one_sentence() -> None:
     def prepare(size: int | None, parts: int, *, is_global: bool = True) -> StreamedLoader:
         loader = DataLoader(Stream(9), batch_size=size)
         return StreamedLoader(

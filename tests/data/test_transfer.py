@@ -1,4 +1,4 @@
-"""The next batch is on its way while this one is computed, and it is the right one."""
+"""The next batch is copied while this one is computed, and it is the right one."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ LEASES = [Lease(n, 0, 4 * n, 4 * n + 4) for n in range(4)]
 
 
 class Recorded(Transfer):
-    """Notes when copies begin and who takes them."""
+    """Notes when copies begin and finish."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
@@ -56,7 +56,7 @@ def epoch(loader: LeasedLoader) -> list[tuple[Tensor, Tensor]]:
     return batches
 
 
-def test_a_copy_begins_before_its_batch_is_wanted() -> None:
+def test_a_copy_starts_before_its_batch_is_needed() -> None:
     transfer = Recorded()
     epoch(leased(transfer))
     assert transfer.words == [
@@ -64,14 +64,14 @@ def test_a_copy_begins_before_its_batch_is_wanted() -> None:
     ]  # fmt: skip
 
 
-def test_batches_are_bit_for_bit_those_that_were_converted_before_the_copy() -> None:
+def test_batches_equal_those_converted_before_the_copy_bit_for_bit() -> None:
     for mine, plain in zip(epoch(leased(Recorded())), epoch(leased(None)), strict=True):
         assert mine[0].dtype is torch.float32
         assert torch.equal(mine[0], plain[0])
         assert torch.equal(mine[1], plain[1])
 
 
-def test_random_state_is_the_steps_own_whatever_was_loaded_ahead() -> None:
+def test_prefetching_does_not_change_a_steps_random_state() -> None:
     seen = []
     for transfer in (Recorded(), None):
         loader = leased(transfer)
@@ -82,7 +82,7 @@ def test_random_state_is_the_steps_own_whatever_was_loaded_ahead() -> None:
     assert torch.equal(*seen)
 
 
-def test_a_batch_that_became_anothers_is_not_taken() -> None:
+def test_a_batch_that_belongs_to_another_member_is_not_used() -> None:
     transfer = Recorded()
     loader = leased(transfer)
     loader.reserve(LEASES[:2])
@@ -94,7 +94,7 @@ def test_a_batch_that_became_anothers_is_not_taken() -> None:
     assert loader.fetch(LEASES[1])[1].tolist() == [4, 5, 6, 7]
 
 
-def test_an_epochs_end_forgets_what_is_on_its_way() -> None:
+def test_the_end_of_an_epoch_drops_pending_copies() -> None:
     loader = leased(Recorded())
     loader.reserve(LEASES[:2])
     loader.fetch(LEASES[0])
@@ -107,5 +107,5 @@ def test_an_epochs_end_forgets_what_is_on_its_way() -> None:
 @pytest.mark.parametrize("scale", [1 / 255, 1 / 16, 0.3])
 def test_bytes_become_the_same_floats_one_by_one_or_all_at_once(scale: float) -> None:
     values = torch.arange(256, dtype=torch.uint8)
-    each = torch.stack([as_input(one, scale) for one in values])
+    each = torch.stack([as_input(value, scale) for value in values])
     assert torch.equal(as_input(values, scale), each)

@@ -1,4 +1,4 @@
-"""A model that is made and walked: what does not fit, what follows what, what wastes."""
+"""A model is built and walked: mismatches, chains and wasteful sizes."""
 
 import itertools
 
@@ -15,8 +15,8 @@ from paceline.exports.subject import InputShape
 
 
 def rules(model: nn.Module, batch: int, *shape: int) -> set[tuple[str, str]]:
-    found = check(walk(model, batch, [InputShape(shape, torch.float32)]))
-    return {(one.module, one.rule) for one in found}
+    findings = check(walk(model, batch, [InputShape(shape, torch.float32)]))
+    return {(finding.module, finding.rule) for finding in findings}
 
 
 def linears(*sizes: int) -> list[nn.Module]:
@@ -24,7 +24,7 @@ def linears(*sizes: int) -> list[nn.Module]:
 
 
 class Net(nn.Module):
-    """Every fault that a Sequential cannot have."""
+    """All faults that a Sequential cannot have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,23 +45,26 @@ class AsksForNumbers(nn.Module):
         self.fc = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.fc(x + 1 if x.sum() > 0 else x)
-        return found
+        result: torch.Tensor = self.fc(x + 1 if x.sum() > 0 else x)
+        return result
 
 
-def test_the_first_program_of_the_lesson() -> None:
-    """Its features, its layers in a row, and its sizes, by module."""
+def test_mismatch_chain_and_sizes_of_the_first_program_are_found() -> None:
+    """Its feature mismatch, linear chain and sizes, by module."""
     model = nn.Sequential(*linears(128, 64, 32, 16, 8, 4, 5))
-    found = check(walk(model, 128, [InputShape((15,), torch.float32)]))
-    mismatch, chain = found[:2]
+    findings = check(walk(model, 128, [InputShape((15,), torch.float32)]))
+    mismatch, chain = findings[:2]
     assert (mismatch.module, mismatch.fix) == ("0", "in_features=15")
     assert "that is the number of samples" in mismatch.what
     assert (chain.module, chain.rule) == ("0", "linear-chain")
-    assert {one.module for one in found if one.rule == "tensor-core-sizes"} == {"0", "5"}
+    assert {finding.module for finding in findings if finding.rule == "tensor-core-sizes"} == {
+        "0",
+        "5",
+    }
     assert model[0].in_features == 128, "the user's own model was changed"
 
 
-def test_each_fault_is_named_by_its_module() -> None:
+def test_each_finding_names_its_module() -> None:
     assert rules(Net(), 4, 3, 32, 32) == {
         ("conv", "bias-before-norm"), ("head", "feature-mismatch"), ("conv", "tensor-core-sizes"),
         ("listed", "unregistered-modules"), ("idle", "unused-parameters"),
@@ -69,7 +72,7 @@ def test_each_fault_is_named_by_its_module() -> None:
     }  # fmt: skip
 
 
-def test_layers_behind_one_that_does_not_fit_are_seen_too() -> None:
+def test_layers_after_a_mismatch_are_checked() -> None:
     model = nn.Sequential(
         nn.Conv2d(4, 8, 3), nn.ReLU(), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(7, 8)
     )
@@ -88,19 +91,19 @@ def test_layers_behind_one_that_does_not_fit_are_seen_too() -> None:
         AsksForNumbers(),
     ],
 )
-def test_a_healthy_model_has_nothing(model: nn.Module) -> None:
+def test_healthy_model_has_no_findings(model: nn.Module) -> None:
     width = 8 if isinstance(model, AsksForNumbers) else 16
     assert rules(model, 4, width) == set()
 
 
-def test_dropout_and_views_do_not_part_a_chain() -> None:
+def test_dropout_and_views_do_not_break_a_linear_chain() -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(), nn.Unflatten(1, (4, 8)),
                           nn.Linear(8, 24))  # fmt: skip
     assert ("0", "linear-chain") in rules(model, 4, 16)
 
 
 class Residual(nn.Module):
-    """As EDSR begins: two convolutions, and what the first gives is added behind them."""
+    """The start of EDSR: two convolutions, with the output of the first added after them."""
 
     def __init__(self, adds: bool) -> None:
         super().__init__()
@@ -115,7 +118,7 @@ class Residual(nn.Module):
 
 
 class Attends(nn.Module):
-    """Queries and keys of one projection; and the features beside the scores."""
+    """Queries and keys of one projection; also returns the features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +131,7 @@ class Attends(nn.Module):
 
 
 class Featured(nn.Module):
-    """Scores, and what they are made of; or with nothing but sizes asked between."""
+    """Scores with their features; or with only sizes read in between."""
 
     def __init__(self, returns: bool) -> None:
         super().__init__()
@@ -140,7 +143,7 @@ class Featured(nn.Module):
         return (scores, x) if self.returns else (scores,)
 
 
-def test_what_more_than_one_is_given_is_no_single_map() -> None:
+def test_layers_with_shared_inputs_form_no_linear_chain() -> None:
     assert ("head", "linear-chain") in rules(Residual(adds=False), 4, 8, 6, 6)
     assert rules(Residual(adds=True), 4, 8, 6, 6) == set()
     assert rules(Attends(), 4, 8, 16) == set()
@@ -148,23 +151,23 @@ def test_what_more_than_one_is_given_is_no_single_map() -> None:
     assert rules(Featured(returns=True), 4, 16) == set()
 
 
-def test_sizes_are_weighted_by_the_work_of_the_model() -> None:
-    """Ten classes behind a large layer are no waste that counts; a narrow hidden size is."""
+def test_tensor_core_sizes_are_weighted_by_work() -> None:
+    """Ten classes after a large layer waste little; a narrow hidden size wastes much."""
     assert rules(nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 10)), 8, 1024) == (
         set()
     )
     assert ("0", "tensor-core-sizes") in rules(nn.Sequential(nn.Linear(33, 33)), 8, 33)
 
 
-def test_a_forward_pass_that_fails_is_a_finding_with_its_place() -> None:
+def test_failing_forward_pass_is_a_finding_with_its_location() -> None:
     class Fails(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x @ x
 
     seen = walk(Fails(), 2, [InputShape((3,), torch.float32)])
-    (found,) = check(seen)
-    assert (found.rule, "test_built.py" in found.what) == ("forward-fails", True)
-    assert "1 bug" in next(render_model("x", seen, [found]))
+    (result,) = check(seen)
+    assert (result.rule, "test_built.py" in result.what) == ("forward-fails", True)
+    assert "1 bug" in next(render_model("x", seen, [result]))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_a_forward_pass_that_fails_is_a_finding_with_its_place() -> None:
         ),
     ],
 )
-def test_a_model_that_cannot_be_walked(
+def test_invalid_model_requests_are_refused(
     asked: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["doctor", *asked]) == 2

@@ -1,4 +1,4 @@
-"""The rules on scripts that were labelled by hand, and on those that are known to be right."""
+"""The rules on scripts labelled by hand, and on scripts known to be correct."""
 
 import importlib.util
 from pathlib import Path
@@ -25,42 +25,42 @@ def bench() -> ModuleType:
     return module
 
 
-def test_what_is_found_is_labelled_and_what_is_labelled_is_found(bench: ModuleType) -> None:
-    wanted, found = set(), set()
+def test_findings_match_the_labels_of_the_corpus(bench: ModuleType) -> None:
+    expected, actual = set(), set()
     for path in CORPUS.glob("*.py"):
         labelled, judged = bench.judge(path)
-        wanted |= {(path.name, *one) for one in labelled}
-        found |= {(path.name, *one) for one in judged}
-    assert len(wanted) > 60
-    assert len(wanted & found) >= 0.98 * len(found), found - wanted
-    assert len(wanted & found) >= 0.95 * len(wanted), wanted - found
+        expected |= {(path.name, *label) for label in labelled}
+        actual |= {(path.name, *judgement) for judgement in judged}
+    assert len(expected) > 60
+    assert len(expected & actual) >= 0.98 * len(actual), actual - expected
+    assert len(expected & actual) >= 0.95 * len(expected), expected - actual
 
 
-def test_each_word_of_a_stranger_is_accounted_for(bench: ModuleType) -> None:
+def test_every_suspicious_line_of_foreign_scripts_is_labelled(bench: ModuleType) -> None:
     scripts = bench.by_strangers()
     assert len(scripts) + len(list(CORPUS.glob("*.py"))) >= 40
     for path, rows in [*scripts.items(), *bench.by_strangers(bench.DRAWN).items()]:
-        said = {
+        lines = {
             number for number, row in enumerate(path.read_text().splitlines(), 1)
             if bench.WORDS.search(row)
         }  # fmt: skip
-        assert said == {one.line for one in rows if one.first in bench.FAULTS}, path.name
+        assert lines == {row.line for row in rows if row.first in bench.FAULTS}, path.name
 
 
 MISSED_STILL = {("toxic_roberta.py", "no-mixed-precision")}
-"""What has a rule, and is not counted as found: notes are not."""
+"""Faults that have a rule but are not counted as found, because notes do not count."""
 
 
-def test_what_is_found_in_the_scripts_of_strangers_is_true(bench: ModuleType) -> None:
+def test_findings_in_foreign_scripts_match_their_labels(bench: ModuleType) -> None:
     sets = (bench.by_strangers(), bench.by_strangers(bench.DRAWN))
     for path, rows in (one for scripts in sets for one in scripts.items()):
-        found = bench.found_in_stranger(path)
-        assert found <= {one.place for one in rows if one.first != "wrong"}, path.name
-        wanted = {one.place for one in rows if one.rule and one.first in bench.FAULTS}
-        missed = {rule for _, rule in wanted - found}
+        actual = bench.found_in_stranger(path)
+        assert actual <= {row.place for row in rows if row.first != "wrong"}, path.name
+        expected = {row.place for row in rows if row.rule and row.first in bench.FAULTS}
+        missed = {rule for _, rule in expected - actual}
         assert {(path.name, rule) for rule in missed} <= MISSED_STILL, path.name
 
 
-def test_no_bug_is_seen_in_the_examples() -> None:
+def test_no_bug_is_found_in_the_examples() -> None:
     for path in (ROOT / "examples").glob("*.py"):
         assert examine(path).of(Severity.BUG) == [], path

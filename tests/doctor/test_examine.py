@@ -1,4 +1,4 @@
-"""What is said of a script as a whole: also of one that cannot be read, or is none."""
+"""The diagnosis of a whole script, including unreadable ones."""
 
 import re
 from pathlib import Path
@@ -18,41 +18,41 @@ ROOT = Path(__file__).parent.parent.parent
 SICK = looped([*STEP, "total += loss"], before="total = 0.0")
 
 
-def test_a_line_that_does_not_parse_is_a_finding() -> None:
-    (found,) = diagnose("import torch\nfor x in y\n    print(x)\n").findings
-    assert (found.line, found.rule, found.severity) == (2, "syntax", Severity.BUG)
-    assert "expected ':'" in found.what
+def test_syntax_error_is_a_finding() -> None:
+    (result,) = diagnose("import torch\nfor x in y\n    print(x)\n").findings
+    assert (result.line, result.rule, result.severity) == (2, "syntax", Severity.BUG)
+    assert "expected ':'" in result.what
 
 
 @pytest.mark.parametrize(
     "text", ["", "\n", "\x00", "(" * 500, "def f(:\n", "'''", "\t x\n  y", "é = 1"]
 )
-def test_any_text_is_answered(text: str) -> None:
+def test_any_text_can_be_diagnosed(text: str) -> None:
     assert diagnose(text).findings is not None
 
 
-def test_a_missing_comma_is_mended_and_the_rules_go_on() -> None:
-    found = diagnose(SICK.replace("nn.Linear(16, 64), nn", "nn.Linear(16, 64) nn")).findings
-    assert {"syntax", "loss-keeps-graph"} <= {one.rule for one in found}
+def test_rules_still_run_after_a_missing_comma() -> None:
+    findings = diagnose(SICK.replace("nn.Linear(16, 64), nn", "nn.Linear(16, 64) nn")).findings
+    assert {"syntax", "loss-keeps-graph"} <= {finding.rule for finding in findings}
 
 
-def test_a_script_without_torch_is_told_so() -> None:
-    found = diagnose("print('hello')\n")
-    assert not found.has_torch
-    assert "does not use torch" in next(render_diagnosis(found, with_notes=False))
+def test_script_without_torch_is_reported() -> None:
+    diagnosis = diagnose("print('hello')\n")
+    assert not diagnosis.has_torch
+    assert "does not use torch" in next(render_diagnosis(diagnosis, with_notes=False))
 
 
-def test_a_comment_takes_a_finding_back() -> None:
+def test_comment_suppresses_a_finding() -> None:
     assert diagnose(SICK).of(Severity.BUG)
-    for said in ("# doctor: ok", "# doctor: ok loss-keeps-graph"):
-        found = diagnose(SICK.replace("total += loss", f"total += loss  {said}"))
-        assert found.of(Severity.BUG) == []
-        assert found.num_ignored == 1
+    for message in ("# doctor: ok", "# doctor: ok loss-keeps-graph"):
+        diagnosis = diagnose(SICK.replace("total += loss", f"total += loss  {message}"))
+        assert diagnosis.of(Severity.BUG) == []
+        assert diagnosis.num_ignored == 1
     other = SICK.replace("total += loss", "total += loss  # doctor: ok sync")
     assert diagnose(other).of(Severity.BUG)
 
 
-def test_a_rule_that_the_pages_take_back_is_one() -> None:
+def test_rules_suppressed_in_the_docs_exist() -> None:
     pages = [(ROOT / "docs" / "doctor.md").read_text(), module.__doc__ or ""]
     named = [set(re.findall(r"# doctor: ok ([\w-]+)", one)) for one in pages]
     assert all(named)
@@ -62,52 +62,52 @@ def test_a_rule_that_the_pages_take_back_is_one() -> None:
 @pytest.mark.parametrize(
     "row", ["import os, torch", "from torch import *", "import torch.nn as nn"]
 )
-def test_torch_is_used_however_it_is_imported(row: str) -> None:
+def test_every_form_of_importing_torch_is_recognized(row: str) -> None:
     text = looped(STEP[:4]).replace("import torch\n", f"{row}\nimport torch\n")
     assert diagnose(f"{row}\nprint(1)\n").has_torch
-    assert {one.rule for one in diagnose(text).findings} >= {"step-missing"}
+    assert {finding.rule for finding in diagnose(text).findings} >= {"step-missing"}
 
 
 @pytest.mark.parametrize("row", ["import torchlike", "from .torch import nn", "import my.torch"])
-def test_what_only_sounds_like_torch_is_not(row: str) -> None:
+def test_similar_module_names_are_not_torch(row: str) -> None:
     assert not diagnose(f"{row}\n").has_torch
 
 
-def test_lines_and_rows_are_the_scripts_own_with_windows_ends_and_a_mark() -> None:
+def test_windows_line_endings_do_not_change_findings() -> None:
     plain = diagnose(SICK).findings
     assert diagnose(SICK.replace("\n", "\r\n")).findings == plain
 
 
-def test_what_is_no_script_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_invalid_script_path_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\n")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x80")
-    for path, said in (
+    for path, message in (
         (tmp_path, "is a folder"),
         (tmp_path / "none.py", "there is no script"),
         (tmp_path / "binary", "cannot be read as Python"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             examine(path)
 
 
-def test_sarif_names_each_rule_once_and_each_line() -> None:
-    found = diagnose(SICK, "train.py")
-    run = to_sarif(found)["runs"][0]  # type: ignore[index]
-    rules = [one["id"] for one in run["tool"]["driver"]["rules"]]
+def test_sarif_lists_each_rule_once_and_each_line() -> None:
+    diagnosis = diagnose(SICK, "train.py")
+    run = to_sarif(diagnosis)["runs"][0]  # type: ignore[index]
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
     assert len(rules) == len(set(rules))
-    for one, finding in zip(run["results"], found.findings, strict=True):
+    for one, finding in zip(run["results"], diagnosis.findings, strict=True):
         assert rules[one["ruleIndex"]] == one["ruleId"] == finding.rule
         assert one["locations"][0]["physicalLocation"]["region"]["startLine"] == finding.line
 
 
-def test_it_is_the_same_script_that_is_never_run(tmp_path: Path) -> None:
+def test_examine_does_not_run_the_script(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(f"import torch\nopen({str(tmp_path / 'ran')!r}, 'w')\n")
     examine(path)
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_name_that_leads_to_itself_is_not_followed_for_ever() -> None:
+def test_self_referencing_name_is_not_followed_forever() -> None:
     text = """
 import torch
 class Trainer:

@@ -1,4 +1,4 @@
-"""Fixes: what they change in a text, what is proved of them, and the file that they go into."""
+"""Fixes: their edits, their proof, and the file they are written to."""
 
 import ast
 import shutil
@@ -23,11 +23,11 @@ UNTOUCHED = {
     ("made-then-moved", "torch.randn(64, 16).to(device)"),
     ("best-not-copied", "best_model = model"),
 }
-"""Random numbers of another device are others; copying a model may want more than deepcopy."""
+"""Another device draws other random numbers; copying a model may need more than deepcopy."""
 
 
 @pytest.mark.parametrize("name", MENDING)
-def test_a_mend_heals_what_is_sick_and_leaves_what_is_healthy(name: str) -> None:
+def test_fix_repairs_bad_examples_and_leaves_good_ones(name: str) -> None:
     for text in MENDING[name].sick:
         edit = next((one for one in edits_for(text) if one.name == name), None)
         if edit is None:
@@ -35,7 +35,7 @@ def test_a_mend_heals_what_is_sick_and_leaves_what_is_healthy(name: str) -> None
             continue
         after = edit.apply(text)
         ast.parse(after)
-        assert name not in {one.rule for one in diagnose(after).findings}
+        assert name not in {finding.rule for finding in diagnose(after).findings}
     for text in MENDING[name].healthy:
         assert name not in {one.name for one in edits_for(text)}
 
@@ -65,12 +65,12 @@ for x, y in test:
         "def f():\n    import torch",
     ],
 )
-def test_nothing_is_written_that_needs_a_name_the_script_has_not(row: str) -> None:
+def test_fix_uses_only_names_the_script_has(row: str) -> None:
     text = f"{row}{EVALUATED}"
-    assert "evaluated-with-gradients" in {one.rule for one in diagnose(text).findings}
+    assert "evaluated-with-gradients" in {finding.rule for finding in diagnose(text).findings}
     assert edits_for(text) == []
     for also in ("import torch\n", "import torch.nn\n", "import os, torch\n"):
-        assert [one.name for one in edits_for(also + text)] == ["evaluated-with-gradients"]
+        assert [edit.name for edit in edits_for(also + text)] == ["evaluated-with-gradients"]
 
 
 OWN = ",\n    pin_memory=True"
@@ -80,11 +80,11 @@ GIVEN = (
     ("\n    data,\n    batch_size=64", OWN, "\n"), ("\n    data,\n    batch_size=64", OWN, ",\n"),
     ("\n    data,  # all\n    batch_size=64", OWN, "\n"),
 )  # fmt: skip
-"""What a call has, what one argument more is written as behind it, and how the call ends."""
+"""The arguments of a call, how one more argument is written after them, and how the call ends."""
 
 
 @pytest.mark.parametrize(("given", "more", "end"), GIVEN)
-def test_an_argument_is_given_as_the_others_stand(given: str, more: str, end: str) -> None:
+def test_added_argument_follows_the_layout_of_the_call(given: str, more: str, end: str) -> None:
     price = Price(
         name="pin_memory=True", fix="pin_memory=True in the DataLoader", line=2,
         outcome=PriceOutcome.WORTH, words=(("pin_memory", "True"),),
@@ -94,12 +94,12 @@ def test_an_argument_is_given_as_the_others_stand(given: str, more: str, end: st
     assert edit.apply(f"{head}{given}{end})\n") == f"{head}{given}{more}{end})\n"
 
 
-def test_what_a_comment_takes_back_is_not_mended() -> None:
+def test_suppressed_finding_is_not_fixed() -> None:
     text = looped([*STEP, "torch.cuda.synchronize()  # doctor: ok"])
     assert edits_for(text) == []
 
 
-def test_a_price_with_words_becomes_arguments_of_the_call_in_its_line() -> None:
+def test_measured_fix_adds_arguments_to_the_call_in_its_line() -> None:
     text = looped()
     line = next(i for i, row in enumerate(text.splitlines(), 1) if row.startswith("loader ="))
     price = Price(
@@ -110,14 +110,14 @@ def test_a_price_with_words_becomes_arguments_of_the_call_in_its_line() -> None:
     assert "shuffle=True, pin_memory=False, num_workers=4)" in edit.apply(text)
 
 
-def test_what_changes_the_mathematics_is_left_alone() -> None:
+def test_fixes_that_change_the_mathematics_are_not_made() -> None:
     text = looped([*STEP[:2], "loss = loss_fn(model(x).softmax(1), y)", *STEP[3:], "total += loss"],
                   before="total = 0.0")  # fmt: skip
-    assert [one.name for one in edits_for(text)] == ["loss-keeps-graph"]
+    assert [edit.name for edit in edits_for(text)] == ["loss-keeps-graph"]
     assert [one.rule for one in left_alone(diagnose(text))] == ["softmax-into-cross-entropy"]
 
 
-def test_a_bug_that_could_not_be_mended_where_it_stands_is_named_too(tmp_path: Path) -> None:
+def test_unfixable_bug_is_reported_with_its_line(tmp_path: Path) -> None:
     kept = "if loss.item() < best:\n    best_model = model"
     text = looped(before="best = 9.0\nbest_model = None", after=kept, end="print(best_model)")
     path = tmp_path / "train.py"
@@ -125,8 +125,8 @@ def test_a_bug_that_could_not_be_mended_where_it_stands_is_named_too(tmp_path: P
     report = fix_by_text(path, diagnose(text, "train.py"))
     assert report.diff == ""
     line = text[: text.index("best_model = model")].count("\n") + 1
-    (said,) = [one for one in report.lines() if "best-not-copied" in one]
-    assert said.startswith(f"left alone: train.py:{line} best-not-copied: ")
+    (messages,) = [one for one in report.lines() if "best-not-copied" in one]
+    assert messages.startswith(f"left alone: train.py:{line} best-not-copied: ")
     assert [one["rule"] for one in report.to_json()["left_alone"]] == ["best-not-copied"]  # type: ignore[attr-defined]  # rows of JSON
 
 
@@ -136,11 +136,11 @@ ENDED = {
     "one of Windows": PLAIN.replace("import torch\n", "import torch\r\n", 1),
     "with a new page": PLAIN.replace("optimizer.step()", "optimizer.step()  # \x0c."),
 }  # fmt: skip
-"""A script whose line with synchronize() goes, by how its lines end."""
+"""A script from which the line with synchronize() is removed, by its line endings."""
 
 
 @pytest.mark.parametrize("before", ENDED.values(), ids=ENDED)
-def test_each_line_keeps_its_own_end(before: str, tmp_path: Path) -> None:
+def test_each_line_keeps_its_line_ending(before: str, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_bytes(before.encode())
     gone = next(row for row in before.split("\n") if "synchronize" in row)
@@ -160,7 +160,7 @@ def test_each_line_keeps_its_own_end(before: str, tmp_path: Path) -> None:
     assert path.read_bytes() == before.encode()
 
 
-def test_a_diff_is_one_that_patch_takes() -> None:
+def test_diff_marks_a_missing_final_newline() -> None:
     assert diff_of("a\nb", "a\nc", "x.py") == (
         "--- a/x.py\n+++ b/x.py\n@@ -1,2 +1,2 @@\n a\n-b\n\\ No newline at end of file\n+c\n"
         "\\ No newline at end of file\n"
@@ -173,7 +173,7 @@ def test_a_diff_is_one_that_patch_takes() -> None:
 EDITS = [Edit(name, "", lambda text, name=name: text + name) for name in ("a", "b", "c")]  # type: ignore[misc]
 
 
-def test_only_edits_that_change_no_number_are_kept() -> None:
+def test_only_edits_that_change_no_value_are_kept() -> None:
     def recorded(text: str) -> StepRecord:
         return StepRecord(
             losses=("1",) * 20, gradients=("changed" if "b" in text else "same",) * 20
@@ -186,7 +186,7 @@ def test_only_edits_that_change_no_number_are_kept() -> None:
     assert with_edits("", proof.kept) == "ac"
 
 
-def test_a_script_that_differs_by_itself_proves_nothing() -> None:
+def test_nondeterministic_script_proves_nothing() -> None:
     runs = iter(range(10))
 
     def recorded(text: str) -> StepRecord:
@@ -197,7 +197,7 @@ def test_a_script_that_differs_by_itself_proves_nothing() -> None:
     assert "two runs of the unchanged script differ in the loss of step 1" in proof.unproved
 
 
-def test_an_edit_that_ends_the_script_is_dropped() -> None:
+def test_edit_that_breaks_the_script_is_dropped() -> None:
     def recorded(text: str) -> StepRecord:
         if "c" in text:
             raise ConfigError("it fails")
@@ -218,7 +218,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_applied_and_taken_back_it_is_the_same_file(script: Path) -> None:
+def test_apply_and_undo_restore_the_same_file(script: Path) -> None:
     before = script.read_bytes()
     source = ScriptFile.read(script)
     assert source.text == "a = 1\r\nb = 2\r\n"
@@ -232,7 +232,7 @@ def test_applied_and_taken_back_it_is_the_same_file(script: Path) -> None:
         undo(script)
 
 
-def test_nothing_is_written_over_what_somebody_changed(script: Path) -> None:
+def test_file_changed_meanwhile_is_not_overwritten(script: Path) -> None:
     source = ScriptFile.read(script)
     script.write_text("a = 5\n")
     with pytest.raises(ConfigError, match="was changed since it was read"):
@@ -245,7 +245,7 @@ def test_nothing_is_written_over_what_somebody_changed(script: Path) -> None:
     assert script.read_text() == "a = 6\n"
 
 
-def test_a_read_only_file_is_left_as_it_is(script: Path) -> None:
+def test_read_only_file_is_left_unchanged(script: Path) -> None:
     script.chmod(0o444)
     with pytest.raises(ConfigError, match="is read-only"):
         apply(ScriptFile.read(script), "a = 2\n")

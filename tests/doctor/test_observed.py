@@ -1,4 +1,4 @@
-"""A script's steps under observation: what is said of it, and of one that cannot be observed."""
+"""The steps of a script under observation, and scripts that cannot be observed."""
 
 import os
 import re
@@ -44,13 +44,13 @@ from paceline.system.processors import num_cores
 from paceline.system.signals import SignalInterrupt
 
 SLEPT = (Path(__file__).parent / "slept.txt").read_text()
-"""What bench/doctor_prices.py measures, too."""
+"""Also measured by bench/doctor_prices.py."""
 HEAD, LOOP = re.split(r"(?m)(?=^for epoch)", SLEPT)
 
 
 @pytest.fixture(autouse=True)
 def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script's process is forked from one that has torch."""
+    """Fork the process of the script from one that has imported torch."""
 
     def begin(command: list[str], **given: Any) -> Forked:
         del given["stdin"], given["preexec_fn"]
@@ -68,7 +68,7 @@ def script(folder: Path, text: str = HEAD + LOOP, decode_s: float = 0.0, workers
 # -- pure ----------------------------------------------------------------------------------------
 
 
-def test_parts_exclude_one_another_and_sum_to_the_time_that_any_is_open() -> None:
+def test_step_parts_are_exclusive_and_sum_to_the_open_time() -> None:
     clock = PartsClock()
     clock.begin("forward", 1.0)
     clock.begin("wait", 2.0)
@@ -81,31 +81,31 @@ def test_parts_exclude_one_another_and_sum_to_the_time_that_any_is_open() -> Non
 
 
 def compared(ratios: list[float]) -> tuple[pairs.Pairs, int]:
-    found = pairs.Pairs()
+    result = pairs.Pairs()
     for number, ratio in enumerate(ratios, 1):
-        found.add(1.0, ratio)
-        if found.is_done():
-            return found, number
-    return found, len(ratios)
+        result.add(1.0, ratio)
+        if result.is_done():
+            return result, number
+    return result, len(ratios)
 
 
-def test_pairs_stop_early_where_the_interval_excludes_two_per_cent() -> None:
-    found, number = compared([0.80, 0.81, 0.79, 0.80, 0.80])
-    assert (found.outcome(), number) == (PriceOutcome.WORTH, 3)
-    assert found.saved().low < 0.2 < found.saved().high
-    found, number = compared([1.0, 1.001, 0.999, 1.0])
-    assert (found.outcome(), number) == (PriceOutcome.NOTHING, 3)
+def test_pairs_stop_early_once_the_interval_excludes_2_percent() -> None:
+    result, number = compared([0.80, 0.81, 0.79, 0.80, 0.80])
+    assert (result.outcome(), number) == (PriceOutcome.WORTH, 3)
+    assert result.saved().low < 0.2 < result.saved().high
+    result, number = compared([1.0, 1.001, 0.999, 1.0])
+    assert (result.outcome(), number) == (PriceOutcome.NOTHING, 3)
 
 
-def test_noise_is_not_called_a_gain() -> None:
-    found, number = compared([0.7, 1.3] * 12)
-    assert (found.outcome(), number) == (PriceOutcome.UNKNOWN, pairs.MOST_PAIRS)
+def test_noise_is_not_reported_as_a_gain() -> None:
+    result, number = compared([0.7, 1.3] * 12)
+    assert (result.outcome(), number) == (PriceOutcome.UNKNOWN, pairs.MOST_PAIRS)
 
 
-def test_what_is_kept_makes_the_step_shorter_of_which_the_next_fix_has_a_share(
+def test_next_fix_is_bounded_by_the_step_with_earlier_fixes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The optimizer takes 1 ms of 50 ms, and of the 5 ms that a better loader leaves."""
+    """The optimizer takes 1 ms of 50 ms, and 1 ms of the 5 ms left by a better loader."""
     bounds: dict[str, float] = {}
 
     def knobs(
@@ -129,22 +129,22 @@ def test_what_is_kept_makes_the_step_shorter_of_which_the_next_fix_has_a_share(
     monkeypatch.setattr(session, "knobs_for", knobs)
     monkeypatch.setattr(session.Session, "_price", priced)
     monkeypatch.setattr(session.Session, "_together", together)
-    found: list[Observation] = []
-    asked = session.Session(60.0, "", found.append, list)
+    results: list[Observation] = []
+    asked = session.Session(60.0, "", results.append, list)
     seen = Observation(
         step_s=0.05, observed_s=0.05, parts={OPTIMIZER: 0.001}, num_steps=16, device="cpu"
     )
     for _ in asked._priced(seen):
         pass
     assert bounds == pytest.approx({"loader": 0.02, "optimizer": 0.2})
-    assert found[-1].together is not None
+    assert results[-1].together is not None
 
 
 class Slow:
-    """A process whose steps take 100 s each, by a clock that is only looked at; then it waits.
+    """A process whose steps take 100 s each on a clock that advances when read; then it waits.
 
     Attributes:
-        now_s: its clock; file: what its child writes.
+        now_s: its clock; file: the file its child writes.
     """
 
     def __init__(self, file: Path, steps: int) -> None:
@@ -162,7 +162,7 @@ class Slow:
             self.file.write_text(f'{{"steps": {made}}}')
 
 
-def test_algorithms_that_repeat_to_the_bit_are_tried_off_and_put_back_as_they_were() -> None:
+def test_deterministic_algorithms_are_tried_off_and_restored() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         knob, *_ = knobs._of_process(on_cpu=True)
@@ -184,31 +184,31 @@ def test_algorithms_that_repeat_to_the_bit_are_tried_off_and_put_back_as_they_we
         (20, 2190.0, "at least 20 steps of a torch optimizer, and then none in 180 s"),
     ],
 )
-def test_slow_steps_are_waited_for_however_many_there_are(
+def test_observation_waits_for_any_number_of_slow_steps(
     steps: int, over_s: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Slow(tmp_path / "found.json", steps)
     monkeypatch.setattr(launching, "time", slow)
-    asked = ScriptRun(script=Path("train.py"), price_s=0.0)
-    assert launching._await(slow, asked, slow.file)  # type: ignore[arg-type]  # it stands for a process
+    request = ScriptRun(script=Path("train.py"), price_s=0.0)
+    assert launching._await(slow, request, slow.file)  # type: ignore[arg-type]  # stands for a process
     assert slow.now_s == over_s
-    found = launching._read(slow.file)
-    assert said in launching._why_not(found, asked, True, None, tmp_path)
+    result = launching._read(slow.file)
+    assert said in launching._why_not(result, request, True, None, tmp_path)
 
 
-def test_the_first_step_is_written_down_at_once(tmp_path: Path) -> None:
-    found = FoundFile(tmp_path / "found.json")
+def test_first_step_is_recorded_at_once(tmp_path: Path) -> None:
+    result = FoundFile(tmp_path / "found.json")
     for _ in range(3):
-        found.stepped()
+        result.stepped()
         assert launching._read(tmp_path / "found.json") == {"steps": 1}
-    found.add(how="returned")
+    result.add(how="returned")
     assert launching._read(tmp_path / "found.json") == {"steps": 1, "how": "returned"}
 
 
 # -- scripts -------------------------------------------------------------------------------------
 
 
-def test_a_slow_loader_is_seen_and_its_workers_are_priced_at_its_line(tmp_path: Path) -> None:
+def test_slow_loader_is_found_and_its_workers_are_priced(tmp_path: Path) -> None:
     seen = observe(
         ScriptRun(script=script(tmp_path, decode_s=0.002), price_s=3.0, only="num_workers")
     )
@@ -219,12 +219,12 @@ def test_a_slow_loader_is_seen_and_its_workers_are_priced_at_its_line(tmp_path: 
     (price,) = [one for one in seen.prices if one.name.startswith("num_workers")]
     assert price.pairs >= 2 or price.reason
     assert (Path(price.file).name, price.line) == ("train.py", 14)
-    said = "\n".join(render_observation("train.py", seen))
-    assert "train.py: input bound" in said
-    assert price.name in said
+    text = "\n".join(render_observation("train.py", seen))
+    assert "train.py: input bound" in text
+    assert price.name in text
 
 
-def test_where_no_fix_has_the_name_that_is_asked_for_it_is_said(
+def test_only_without_a_matching_fix_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = script(tmp_path)
@@ -235,7 +235,7 @@ def test_where_no_fix_has_the_name_that_is_asked_for_it_is_said(
     )
 
 
-def test_what_the_products_reach_stands_beside_the_ceiling_of_this_machine(
+def test_matrix_products_are_compared_to_the_machine_ceiling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -245,8 +245,8 @@ def test_what_the_products_reach_stands_beside_the_ceiling_of_this_machine(
     write_machine({"matmul_fp32_op_per_s": 1e15})
     seen = observe(ScriptRun(script=whole, price_s=0.5, only="num_workers"))
     assert 0 < seen.op_per_s < 1e15 == seen.most_op_per_s
-    said = "\n".join(render_observation("whole.py", seen))
-    assert "of what products of matrices in fp32 reach here (paceline probe, 20" in said
+    output = "\n".join(render_observation("whole.py", seen))
+    assert "of what products of matrices in fp32 reach here (paceline probe, 20" in output
     unknown = replace(seen, most_op_per_s=0.0)
     assert "products of matrices in" not in "\n".join(render_observation("whole.py", unknown))
 
@@ -264,15 +264,13 @@ def test_what_the_products_reach_stands_beside_the_ceiling_of_this_machine(
     ],
     ids=["arguments", "failing", "early", "killed", "for-ever"],
 )  # fmt: skip
-def test_what_cannot_be_observed_is_told_in_one_sentence(
-    text: str, said: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=said) as found:
+def test_unobservable_script_gets_a_one_line_error(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
         observe(ScriptRun(script=script(tmp_path, text), first_s=1.0 if "time" in text else 60.0))
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_what_a_script_begins_is_ended_with_it(tmp_path: Path) -> None:
+def test_child_processes_of_a_script_are_ended_with_it(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     held = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -285,7 +283,7 @@ def test_what_a_script_begins_is_ended_with_it(tmp_path: Path) -> None:
     os.close(held)
 
 
-def test_who_ends_the_doctor_ends_the_script_too(tmp_path: Path) -> None:
+def test_terminating_the_doctor_ends_the_script(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     held = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -298,8 +296,8 @@ def test_who_ends_the_doctor_ends_the_script_too(tmp_path: Path) -> None:
     os.close(held)
 
 
-def test_fixes_are_proved_on_the_script_itself_written_and_taken_back(tmp_path: Path) -> None:
-    """Dropout and shuffling are on: both versions draw the same numbers."""
+def test_fixes_are_proved_on_the_script_applied_and_undone(tmp_path: Path) -> None:
+    """With dropout and shuffling: both versions draw the same numbers."""
     text = (
         HEAD.replace("nn.ReLU()", "nn.ReLU(), nn.Dropout()")
         + "total = 0.0\n"
@@ -334,7 +332,7 @@ def loader_of(number: int) -> "DataLoader[int]":
     return DataLoader(list(range(number)), batch_size=2)  # type: ignore[arg-type]
 
 
-def test_an_epoch_of_training_has_no_end_while_fixes_are_tried(feed: WatchedFeed) -> None:
+def test_training_epoch_is_endless_while_fixes_are_tried(feed: WatchedFeed) -> None:
     loader = loader_of(4)
     assert [one.tolist() for one in loader] == [[0, 1], [2, 3]]
     for _ in loader:
@@ -351,7 +349,7 @@ def test_an_epoch_of_training_has_no_end_while_fixes_are_tried(feed: WatchedFeed
     assert seen == [[0, 1], [2, 3], [0, 1], [2, 3], [0, 1]]
 
 
-def test_a_test_over_the_same_loader_ends_all_the_same(feed: WatchedFeed) -> None:
+def test_evaluation_over_the_same_loader_still_ends(feed: WatchedFeed) -> None:
     loader = loader_of(4)
     for _ in loader:
         feed.step_done()
@@ -359,7 +357,7 @@ def test_a_test_over_the_same_loader_ends_all_the_same(feed: WatchedFeed) -> Non
     assert len(list(loader)) < 100
 
 
-def test_batches_come_from_a_copy_with_other_settings_or_are_given_again(
+def test_batches_come_from_a_changed_loader_copy_or_a_cache(
     feed: WatchedFeed,
 ) -> None:
     loader = loader_of(8)
@@ -375,7 +373,7 @@ def test_batches_come_from_a_copy_with_other_settings_or_are_given_again(
     assert [next(batches).tolist() for _ in range(3)] == [[2, 3]] * 3
 
 
-def test_what_was_exchanged_is_put_back_also_what_was_inherited() -> None:
+def test_undo_restores_own_and_inherited_attributes() -> None:
     class Base:
         def name(self) -> str:
             return "base"
@@ -392,10 +390,10 @@ def test_what_was_exchanged_is_put_back_also_what_was_inherited() -> None:
     assert "name" not in vars(Own)
 
 
-def test_no_part_of_a_step_is_less_than_nothing() -> None:
-    """Where operations take longer than all of a step, what is left of it rounds to below zero."""
+def test_no_part_of_a_step_is_negative() -> None:
+    """If operations take longer than the whole step, the remainder rounds to below zero."""
     parts = {"forward": 0.1, "backward": 0.2, "optimizer": 0.1}
     seen = Observation(step_s=0.4, observed_s=0.4, parts=parts, num_steps=16, device="cpu")
     for number in range(1, 60):
-        found = Operations(0.3 + number / 7, 0.1 + number / 11, 9.0, 0.0)
-        assert f"{session._divided(seen, found).overhead_s:.0%}" == "0%"
+        result = Operations(0.3 + number / 7, 0.1 + number / 11, 9.0, 0.0)
+        assert f"{session._divided(seen, result).overhead_s:.0%}" == "0%"

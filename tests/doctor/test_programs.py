@@ -1,4 +1,4 @@
-"""The three schematic programs of a lesson on tensor cores: every fault that was put into them."""
+"""The three schematic programs of a lesson on tensor cores, with all their planted faults."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ FAULTS = {
         (21, "output-size"), (21, "no-mixed-precision"),
     },
 }  # fmt: skip
-"""Program -> line and rule of each."""
+"""Program -> line and rule of each fault."""
 WORDS = {
     1: ("write 15 for 128", "128 is its number of samples", "says 3 classes", "outputs 5",
         "4 and 5 are not multiples of 8", "the 15 features of the data are not a multiple of 8"),
@@ -36,11 +36,11 @@ WORDS = {
 
 
 @pytest.mark.parametrize("number", FAULTS)
-def test_every_fault_of_a_program_is_found_and_nothing_else(number: int) -> None:
-    found = examine(PROGRAMS / f"case_{number}.txt").findings
-    assert {(one.line, one.rule) for one in found} == FAULTS[number]
-    said = " ".join(f"{one.what} {one.fix}" for one in found)
-    assert [one for one in WORDS[number] if one not in said] == []
+def test_exactly_the_faults_of_each_program_are_found(number: int) -> None:
+    findings = examine(PROGRAMS / f"case_{number}.txt").findings
+    assert {(finding.line, finding.rule) for finding in findings} == FAULTS[number]
+    text = " ".join(f"{finding.what} {finding.fix}" for finding in findings)
+    assert [one for one in WORDS[number] if one not in text] == []
 
 
 RIGHT = {
@@ -50,27 +50,27 @@ RIGHT = {
     3: ((7, "drop_last=True: every batch has the same size"), (10, "it takes the 3 features"),
         (11, "ReLU keeps"), (12, "64 and 128 are multiples of 8: tensor cores need no padding")),
 }  # fmt: skip
-"""Program -> line and words of what is right in it."""
+"""Program -> line and first words of each correct part."""
 
 
 @pytest.mark.parametrize("number", RIGHT)
-def test_the_listing_says_what_is_right_too_and_why(number: int) -> None:
+def test_listing_explains_what_is_right(number: int) -> None:
     path = PROGRAMS / f"case_{number}.txt"
     text = path.read_text()
-    found = rights_of(text)
+    rights = rights_of(text)
     for line, words in RIGHT[number]:
-        assert [one for one in found if one.line == line and one.what.startswith(words)]
-    rows = list(annotate(text, examine(path), found))
+        assert [right for right in rights if right.line == line and right.what.startswith(words)]
+    rows = list(annotate(text, examine(path), rights))
     assert [row[6:] for row in rows if row[4:5] == "|" and row[6:]] == [
         row for row in text.splitlines() if row
     ]
     assert sum(row[4:6] == "! " for row in rows) == len(examine(path).bugs)
 
 
-def test_what_is_right_in_a_turn_is_said_and_what_is_not_is_not() -> None:
+def test_only_correct_parts_of_a_step_are_confirmed() -> None:
     clip = "scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
-    said = {one.what.partition(":")[0] for one in rights_of(scaled(clip=clip))}
-    assert {"unscale_ comes before clipping", "under autocast"} <= said
-    assert "backward() is outside autocast, as it should be" in said
+    messages = {one.what.partition(":")[0] for one in rights_of(scaled(clip=clip))}
+    assert {"unscale_ comes before clipping", "under autocast"} <= messages
+    assert "backward() is outside autocast, as it should be" in messages
     sick = looped([*STEP[:3], STEP[3], STEP[1], STEP[4]])
     assert not [one for one in rights_of(sick) if one.what.startswith("gradients are set to zero")]

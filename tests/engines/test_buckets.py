@@ -1,4 +1,4 @@
-"""Lines that go with a bucket of gradients: every byte comes back, of whatever type they are."""
+"""Lines sent with a bucket of gradients: every byte comes back, for every dtype."""
 
 import pytest
 import torch
@@ -13,20 +13,22 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @given(lines=st.lists(st.binary(min_size=24, max_size=24), min_size=1, max_size=5))
-def test_lines_and_gradients_of_all_are_one_sum(dtype: torch.dtype, lines: list[bytes]) -> None:
+def test_lines_and_gradients_of_all_ranks_are_one_sum(
+    dtype: torch.dtype, lines: list[bytes]
+) -> None:
     bucket = Span(0, 8 * dtype.itemsize, dtype)
     ranks = [LinesAlong(24 * len(lines), bucket, 256) for _ in lines]
     for seat, (one, line) in enumerate(zip(ranks, lines, strict=True)):
         bucket.of(one.mean).fill_(1.0)
         one.put(seat, torch.frombuffer(bytearray(line), dtype=torch.uint8))
-    total = torch.stack([one.whole for one in ranks]).sum(0)
-    for one in ranks:
-        one.whole.copy_(total)
+    total = torch.stack([rank.whole for rank in ranks]).sum(0)
+    for rank in ranks:
+        rank.whole.copy_(total)
         every = torch.empty(24 * len(lines), dtype=torch.uint8)
-        one.read(every)
+        rank.read(every)
         assert bytes(every.tolist()) == b"".join(lines)
-        assert bucket.of(one.mean).tolist() == [float(len(lines))] * 8
-        assert not one.mean[bucket.stop :].any()
+        assert bucket.of(rank.mean).tolist() == [float(len(lines))] * 8
+        assert not rank.mean[bucket.stop :].any()
 
 
 def test_a_bucket_is_multiplied_as_a_whole() -> None:
@@ -45,7 +47,7 @@ def test_a_bucket_is_multiplied_as_a_whole() -> None:
     assert not block.any()
 
 
-def test_what_does_not_fit_goes_by_itself() -> None:
+def test_lines_that_do_not_fit_a_bucket_are_sent_separately() -> None:
     assert LinesAlong.fits(1000, Span(0, 64, torch.float32))
     assert not LinesAlong.fits(100_000, Span(0, 64, torch.float32))
     assert not LinesAlong.fits(1000, Span(64, 128, torch.float32))

@@ -1,7 +1,7 @@
 """Gradients in fewer bytes among the ranks of torchrun, bucket by bucket during the backward pass.
 
-What comes of it is what path collective of the local engine comes to, which compresses the whole
-gradient at once when it is there: the model fits one bucket.
+The result equals that of path collective of the local engine, which compresses the whole gradient
+at once after the backward pass: the model fits one bucket.
 """
 
 from itertools import pairwise
@@ -39,7 +39,7 @@ def on_local(folder: Path, workers: int, compress: str, protocol: str = "full-sy
         (2, "int8", "local-sgd:2", ""),
     ],
 )
-def test_ranks_come_to_what_local_workers_do(
+def test_compressed_ranks_match_local_workers(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     num_ranks: int,
@@ -47,7 +47,7 @@ def test_ranks_come_to_what_local_workers_do(
     protocol: str,
     mode: str,
 ) -> None:
-    """Also where gradients change after their exchange has begun, and it is made anew."""
+    """Also where gradients change after their exchange has started, and it is repeated."""
     chosen = {"PACELINE_COMPRESS": compress, "PACELINE_PROTOCOL": protocol, "MODE": mode}
     ended = run_by_mpirun(tmp_path, num_ranks, **chosen)
     assert ended.code == 0, ended.said
@@ -64,7 +64,7 @@ def test_ranks_come_to_what_local_workers_do(
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("compress", ["powersgd:1"])  # its residual, and what it began with
-def test_what_is_killed_goes_on_with_what_was_not_sent(
+def test_a_killed_rank_resumes_with_its_residual(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compress: str
 ) -> None:
     chosen = {
@@ -82,13 +82,13 @@ def test_what_is_killed_goes_on_with_what_was_not_sent(
     assert differ(ended.run.state, expected.state) < CLOSE
 
 
-def test_buckets_are_all_gradients_each_once() -> None:
-    """Each within one type of numbers, the last parameters first; none cuts a parameter."""
+def test_buckets_contain_every_gradient_once() -> None:
+    """Each of one dtype, the last parameters first; none splits a parameter."""
     large = torch.zeros(300_000)
     parameters = {"a": large, "b": torch.zeros(7), "c": torch.zeros(3).half(), "d": large}
     section = lay_out(parameters.items(), [], []).parameters
     buckets = make_buckets(section, large.device)
-    assert [one.numbers for one in buckets] == [(3,), (2,), (1, 0)]
+    assert [bucket.numbers for bucket in buckets] == [(3,), (2,), (1, 0)]
     assert buckets[0].span.stop == section.stop
     for one, following in pairwise(buckets):
         assert one.span.start == following.span.stop

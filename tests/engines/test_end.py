@@ -1,4 +1,4 @@
-"""What a worker's end comes to: which errors of its script are told, and which are none."""
+"""The end of a worker: which errors of its script are reported, and which are none."""
 
 import statistics
 from pathlib import Path
@@ -48,7 +48,7 @@ threading.Thread(target=save).start()
 
 
 class Told:
-    """A channel that keeps what was said."""
+    """A channel that keeps its messages."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -57,7 +57,7 @@ class Told:
 
 @pytest.fixture
 def spec(tmp_path: Path) -> MemberSpec:
-    """Of the only worker, whose logs lie here."""
+    """The spec of the only worker, with its logs here."""
     return MemberSpec(
         member=0, seat=0, num_seats=1, threads=1, log=str(tmp_path / "logs" / "worker-0.log"),
         context=Context().write(), environment={},
@@ -65,7 +65,7 @@ def spec(tmp_path: Path) -> MemberSpec:
 
 
 def end_with(error: BaseException, spec: MemberSpec, **exchange: Any) -> tuple[int, list[Any]]:
-    """The exit code where the script raises this, and what is told."""
+    """The exit code where the script raises this, and the messages."""
     told: Any = Told()
     seen: Any = SimpleNamespace(is_cut_short=False, say=told.send)
     vars(seen).update(exchange)
@@ -75,47 +75,47 @@ def end_with(error: BaseException, spec: MemberSpec, **exchange: Any) -> tuple[i
         return process.tell_end(raised, told, spec, seen), told.sent
 
 
-def test_what_a_script_leaves_to_the_end_of_its_process_is_done(tmp_path: Path) -> None:
-    """And what fails there is said, and fails nothing."""
+def test_work_left_to_the_end_of_a_workers_process_is_done(tmp_path: Path) -> None:
+    """A failure there is logged and changes nothing."""
     script = tmp_path / "leaves.py"
     script.write_text(LEAVES)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         run = run_script(script, tmp_path, workers=2)
     assert run.left == []
-    assert [(tmp_path / f"log-{one}").read_text() for one in range(2)] == ["thread atexit"] * 2
+    assert [(tmp_path / f"log-{seat}").read_text() for seat in range(2)] == ["thread atexit"] * 2
     assert "ZeroDivisionError" in (run.folder / "logs" / "worker-1.log").read_text()
 
 
 @pytest.mark.parametrize("behind_stop", [True, False])
-def test_a_worker_is_done_after_what_it_leaves_to_its_end(
+def test_a_worker_is_done_after_the_work_left_to_its_end(
     spec: MemberSpec, monkeypatch: pytest.MonkeyPatch, behind_stop: bool
 ) -> None:
-    told: Any = Told()
+    channel: Any = Told()
     seen = SimpleNamespace(is_cut_short=True, say=lambda text: None)
-    monkeypatch.setattr(worker, "finish", lambda: told.send("finished"))
+    monkeypatch.setattr(worker, "finish", lambda: channel.send("finished"))
     monkeypatch.setattr(worker, "current", lambda: seen)
     run = (lambda: print(1 / 0)) if behind_stop else (lambda: None)
-    assert process.perform(run, told, spec, lambda: told.send("left")) == 0
-    assert told.sent == [*([] if behind_stop else ["finished"]), "left", Done()]
+    assert process.perform(run, channel, spec, lambda: channel.send("left")) == 0
+    assert channel.sent == [*([] if behind_stop else ["finished"]), "left", Done()]
 
 
 @pytest.mark.parametrize("words", ["CUDA out of memory. Tried", "not enough memory: you tried"])
-def test_whose_memory_is_over_is_told_what_is_allowed(spec: MemberSpec, words: str) -> None:
+def test_an_out_of_memory_error_names_the_limit(spec: MemberSpec, words: str) -> None:
     _, (told,) = end_with(RuntimeError(words), spec)
     assert "memory allowed here: " in told.text
 
 
 def raised_by(code: str) -> Exception:
-    """What this script ends with."""
+    """The error that this script raises."""
     with pytest.raises(Exception) as raised:  # noqa: PT011  whichever
         exec(code, {"torch": torch, "statistics": statistics, "save": print})
     return raised.value
 
 
 @pytest.mark.parametrize("kind", [BrokenPipeError, ConnectionResetError])
-def test_a_scripts_own_lost_connection_is_told(spec: MemberSpec, kind: type[OSError]) -> None:
-    """Of a data set over HTTP, or of a program that it writes to."""
+def test_a_scripts_own_connection_error_is_reported(spec: MemberSpec, kind: type[OSError]) -> None:
+    """From a data set over HTTP, or a program that it writes to."""
     code, (told,) = end_with(kind("of its own"), spec)
     assert code == 1
     assert isinstance(told, Failed)
@@ -123,7 +123,7 @@ def test_a_scripts_own_lost_connection_is_told(spec: MemberSpec, kind: type[OSEr
 
 
 @pytest.mark.parametrize("says", [True, False], ids=["says", "hears"])
-def test_whose_coordinator_is_gone_tells_nobody(spec: MemberSpec, says: bool) -> None:
+def test_a_worker_without_a_coordinator_reports_nothing(spec: MemberSpec, says: bool) -> None:
     ours, theirs = socket_pair()
     channel = member_channel(ours)
     theirs.close()
@@ -141,7 +141,7 @@ def test_whose_coordinator_is_gone_tells_nobody(spec: MemberSpec, says: bool) ->
         "def train():\n    for loss in (): pass\n    print(loss)\ntrain()",
     ],
 )  # fmt: skip
-def test_code_that_cannot_do_without_batches_may_end_so_behind_a_stop(
+def test_errors_for_lack_of_batches_are_no_failure_after_a_stop(
     spec: MemberSpec, code: str
 ) -> None:
     error = raised_by(code)
@@ -161,7 +161,7 @@ def test_code_that_cannot_do_without_batches_may_end_so_behind_a_stop(
         "torch.nn.Embedding(2, 2)(torch.tensor(9))",
     ],
 )  # fmt: skip
-def test_whatever_else_fails_behind_a_stop_is_a_failure(spec: MemberSpec, code: str) -> None:
+def test_other_errors_after_a_stop_are_failures(spec: MemberSpec, code: str) -> None:
     code_of_end, (told,) = end_with(raised_by(code), spec, is_cut_short=True)
     assert (code_of_end, type(told)) == (1, Failed)
     assert "before that the run was stopped" in told.text

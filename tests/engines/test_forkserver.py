@@ -1,4 +1,4 @@
-"""A server that is kept serves the next run as a new one would, and is gone with the block."""
+"""A kept server serves the next run as a new one would, and ends with the block."""
 
 import gc
 import os
@@ -133,7 +133,7 @@ one.join()
 
 @pytest.fixture(autouse=True)
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the tests kept none."""
+    """No server is kept."""
     monkeypatch.setattr(client, "_is_warm", False)
     monkeypatch.setattr(client, "_spare", [])
 
@@ -141,13 +141,13 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> None:
 def fork_servers() -> set[int]:
     children = psutil.Process().children()
     return {
-        one.pid
-        for one in children
-        if "paceline.engines.local.forkserver" in " ".join(one.cmdline())
+        child.pid
+        for child in children
+        if "paceline.engines.local.forkserver" in " ".join(child.cmdline())
     }
 
 
-def test_runs_in_the_block_share_one_and_after_it_there_is_none(tmp_path: Path) -> None:
+def test_runs_in_a_warm_block_share_one_server_that_ends_with_it(tmp_path: Path) -> None:
     before = fork_servers()
     with warm():
         train(TASK, tmp_path / "1", workers=2)
@@ -159,7 +159,7 @@ def test_runs_in_the_block_share_one_and_after_it_there_is_none(tmp_path: Path) 
     assert fork_servers() == before
 
 
-def test_one_that_died_is_replaced_and_without_the_block_it_ends_with_its_run(
+def test_a_dead_server_is_replaced_and_ends_with_its_run_outside_a_block(
     tmp_path: Path,
 ) -> None:
     before = fork_servers()
@@ -193,19 +193,19 @@ def test_the_next_run_has_its_own_folder_and_environment(
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"])
-def test_from_its_first_moment_it_leaves_to_the_launcher_what_ends_a_run(
+def test_a_starting_server_ignores_signals_meant_for_the_launcher(
     capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
-    one = client.ForkServerClient()
-    os.kill(one.pid, signal.Signals[name])
+    server = client.ForkServerClient()
+    os.kill(server.pid, signal.Signals[name])
     try:
-        one.await_message("ready")
+        server.await_message("ready")
     finally:
-        one.close()
+        server.close()
     assert capfd.readouterr().err == ""
 
 
-def test_modules_where_a_run_is_begun_are_not_taken_for_pythons_own(
+def test_modules_in_the_working_folder_do_not_shadow_pythons_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[list[str]] = []
@@ -223,10 +223,12 @@ def test_modules_where_a_run_is_begun_are_not_taken_for_pythons_own(
 
 
 @pytest.mark.parametrize("respawn", [True, False])
-def test_one_that_is_killed_while_it_starts(tmp_path: Path, respawn: bool) -> None:
-    one = client.ForkServerClient()
-    client._spare.append(one)
-    os.kill(one.pid, signal.SIGKILL)
+def test_a_server_killed_while_it_starts_ends_or_restarts_the_run(
+    tmp_path: Path, respawn: bool
+) -> None:
+    server = client.ForkServerClient()
+    client._spare.append(server)
+    os.kill(server.pid, signal.SIGKILL)
     if not respawn:
         with pytest.raises(AllGone, match=r"forked from is gone \(killed by signal 9\)"):
             train(TASK, tmp_path, workers=2)
@@ -235,10 +237,10 @@ def test_one_that_is_killed_while_it_starts(tmp_path: Path, respawn: bool) -> No
     assert run.num_epochs_ended() == TASK.epochs
 
 
-def test_one_that_somebody_stops_is_let_go_on(
+def test_a_stopped_server_is_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Else no death would be told, and nobody could be ended."""
+    """Otherwise no death would be reported, and no worker could be ended."""
     monkeypatch.setattr(client, "_STOPPED_S", 0.3)
     script = tmp_path / "script.py"
     script.write_text(STOPS_IT)
@@ -246,14 +248,14 @@ def test_one_that_somebody_stops_is_let_go_on(
     run = run_script(script, tmp_path, workers=2)
     assert run.left == ["killed by signal 9"]
     assert run.num_epochs_ended() == 1
-    said = capsys.readouterr().err
-    assert "the process that workers are forked from was stopped; it was let go on" in said
+    text = capsys.readouterr().err
+    assert "the process that workers are forked from was stopped; it was let go on" in text
 
 
 @pytest.mark.parametrize(
     "victim", ["0", "os.getpid()", "os.getppid()"], ids=["nobody", "worker", "fork server"]
 )
-def test_loaders_workers_leave_no_sockets(
+def test_loader_workers_leave_no_sockets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:
     scratch = tmp_path / "scratch"
@@ -263,15 +265,15 @@ def test_loaders_workers_leave_no_sockets(
     script.write_text(LOADS.format(victim=victim))
     with suppress(AllGone) if victim == "os.getppid()" else nullcontext():
         run_script(script, tmp_path, workers=2)
-    # Torch keeps files there while it looks for a compiler: of who is killed then they stay.
-    left = [one for one in scratch.iterdir() if not one.is_file() or one.stat().st_size]
+    # Torch keeps files there while it looks for a compiler: those of a killed process stay.
+    left = [path for path in scratch.iterdir() if not path.is_file() or path.stat().st_size]
     assert [one.name for one in left if not one.name.startswith("torch")] == []
 
 
-def test_what_a_killed_fork_server_has_left_is_taken_away_at_once(
+def test_a_killed_servers_files_are_removed_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not at the end of the run: the launcher may be killed, too."""
+    """Not only at the end of the run: the launcher may be killed, too."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     server = client.ForkServerClient()
     try:
@@ -286,7 +288,7 @@ def test_what_a_killed_fork_server_has_left_is_taken_away_at_once(
         server.close()
 
 
-def test_the_folder_of_loaders_workers_is_made_when_it_is_needed(tmp_path: Path) -> None:
+def test_the_folder_of_loader_workers_is_made_on_demand(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     config = ProcessConfig({"authkey": b""}, tempdir=str(folder)).copy()
     assert not folder.exists()
@@ -298,8 +300,10 @@ def test_the_folder_of_loaders_workers_is_made_when_it_is_needed(tmp_path: Path)
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_who_ends_after_its_folder_says_nothing(tmp_path: Path, is_there: bool) -> None:
-    """A loader's worker lives for a while after its run: the socket that it would take away."""
+def test_a_loader_worker_that_ends_after_its_folder_is_silent(
+    tmp_path: Path, is_there: bool
+) -> None:
+    """A loader worker outlives its run for a while: it would remove a socket that is gone."""
     code = ENDS_LATE.format(folder=str(tmp_path / "mine"), is_there=is_there)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr == ""
@@ -307,18 +311,18 @@ def test_who_ends_after_its_folder_says_nothing(tmp_path: Path, is_there: bool) 
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_who_hands_on_a_batch_without_its_folder_says_nothing(
+def test_a_loader_worker_that_sends_a_batch_without_its_folder_is_silent(
     tmp_path: Path, is_there: bool
 ) -> None:
-    """A loader's worker, between asking for the folder and laying its socket there."""
+    """Between asking for the folder and making its socket there."""
     code = HANDS_ON_LATE.format(folder=str(tmp_path / "mine"), is_there=is_there)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ("FileNotFoundError" in done.stderr) == is_there, done.stderr
     assert is_there or done.stderr == ""
 
 
-def test_what_a_dying_worker_has_begun_makes_no_folder_of_its_own(tmp_path: Path) -> None:
-    """multiprocessing would make one (pymp-...), which nobody took away."""
+def test_a_child_that_outlives_its_worker_makes_no_folder(tmp_path: Path) -> None:
+    """multiprocessing would make one (pymp-...), which nothing would remove."""
     code = OUTLIVES.format(folder=str(tmp_path / "mine"))
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False,
@@ -328,7 +332,7 @@ def test_what_a_dying_worker_has_begun_makes_no_folder_of_its_own(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_none_is_made_where_nobody_is_left_to_take_it_away(
+def test_no_folder_is_made_when_its_server_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = subprocess.Popen(["true"])
@@ -338,19 +342,19 @@ def test_none_is_made_where_nobody_is_left_to_take_it_away(
     assert not (tmp_path / "mine").exists()
 
 
-def test_a_loaders_worker_says_nothing_of_a_receiver_that_died() -> None:
-    """What ``resource_sharer`` says of it is no failure; what anybody else raises is."""
-    said: list[type[BaseException]] = []
-    say = _but_for_receivers_gone(lambda kind, error, trace: said.append(kind))
+def test_a_loader_worker_is_silent_about_a_dead_receiver() -> None:
+    """An error in ``resource_sharer`` is no failure; elsewhere it is."""
+    reported: list[type[BaseException]] = []
+    say = _but_for_receivers_gone(lambda kind, error, trace: reported.append(kind))
     for name in ("resource_sharer.py", "data.py"):
         try:
             exec(compile("raise ConnectionResetError", f"/lib/{name}", "exec"))
         except ConnectionResetError as error:
             say(type(error), error, error.__traceback__)
-    assert said == [ConnectionResetError]
+    assert reported == [ConnectionResetError]
 
 
-def test_one_that_is_killed_with_births_unread_is_gone() -> None:
+def test_a_server_killed_with_unread_messages_is_gone() -> None:
     """The socket is reset then, not only closed."""
     server = client.ForkServerClient()
     try:
@@ -364,7 +368,7 @@ def test_one_that_is_killed_with_births_unread_is_gone() -> None:
         server.close()
 
 
-def test_one_that_has_hung_up_is_waited_for_without_asking_again_and_again(
+def test_a_server_that_hung_up_is_polled_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = client.ForkServerClient()
@@ -388,8 +392,8 @@ def test_one_that_has_hung_up_is_waited_for_without_asking_again_and_again(
         server.close()
 
 
-def test_runs_leave_no_descriptors(tmp_path: Path) -> None:
-    """Also of a program that trains again and again: a notebook, a search for settings."""
+def test_runs_leave_no_descriptors_open(tmp_path: Path) -> None:
+    """Also in a program that trains repeatedly: a notebook, a search for settings."""
     before = 0
     for number in range(3):
         launcher.train("quadratic", workers=2, updates=2, run_dir=str(tmp_path / str(number)))
@@ -416,8 +420,8 @@ if not os.fork():
 """
 
 
-def test_a_member_whose_fork_server_died_as_it_was_forked_ends_at_once() -> None:
-    """Nobody would end it: it would be there beside the next life of the run."""
+def test_a_member_whose_server_died_during_the_fork_ends_at_once() -> None:
+    """Nothing else would end it: it would live beside the restarted run."""
     ended = subprocess.run(
         [sys.executable, "-c", ORPHAN], capture_output=True, text=True, timeout=60, check=True
     )

@@ -1,4 +1,4 @@
-"""Modules that are imported once, before members are forked, and what cannot be."""
+"""Modules that are imported once, before members are forked, and modules that are refused."""
 
 import itertools
 import os
@@ -45,9 +45,9 @@ with open(IMPORTED, "a") as file:
 
 @pytest.fixture
 def launch(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Launch a script that imports a module, which says who did; what was said.
+    """Launch a script that imports a module, which records the importing process; the output.
 
-    Its name is new: what imports modules outlives a test.
+    Its name is new: the process that imports modules outlives a test.
     """
     name = f"heavy_{os.getpid()}_{next(_NEW)}"
     monkeypatch.syspath_prepend(tmp_path / "modules")
@@ -60,8 +60,8 @@ def launch(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
         (tmp_path / "train.py").write_text(SCRIPT.replace("HEAVY", name))
         flags = flags.replace("heavy", name)
         with nothing_left():
-            found, out, err = say(f"launch --workers 2 --run-dir {run_dir} {flags} train.py")
-        assert found == code, out + err
+            result, out, err = say(f"launch --workers 2 --run-dir {run_dir} {flags} train.py")
+        assert result == code, out + err
         assert "Traceback" not in out + err
         return (out + err).replace(name, "heavy")
 
@@ -69,10 +69,10 @@ def launch(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(one) for one in text.split()]
+    return [int(word) for word in text.split()]
 
 
-def test_a_module_is_imported_once_for_all_workers(
+def test_a_preloaded_module_is_imported_once_for_all_workers(
     launch: Callable[..., str], tmp_path: Path
 ) -> None:
     launch("--preload heavy")
@@ -80,10 +80,10 @@ def test_a_module_is_imported_once_for_all_workers(
     told = [_numbers((tmp_path / f"worker-{seat}").read_text()) for seat in range(2)]
     assert [imported for imported, _ in told] == [by, by]
     assert by not in [own for _, own in told]
-    assert not any(one.startswith("heavy") for one in sys.modules)
+    assert not any(module.startswith("heavy") for module in sys.modules)
 
 
-def test_the_next_run_has_nothing_that_it_has_not_asked_for(
+def test_the_next_run_has_no_modules_that_it_did_not_preload(
     launch: Callable[..., str], tmp_path: Path
 ) -> None:
     launch("--preload heavy")
@@ -104,7 +104,7 @@ def test_the_next_run_has_nothing_that_it_has_not_asked_for(
     ],
     ids=["fails", "thread"],
 )
-def test_what_leaves_no_process_to_fork_is_refused_and_the_next_run_is_well(
+def test_a_module_that_prevents_forking_is_refused_and_the_next_run_works(
     launch: Callable[..., str], tmp_path: Path, more: str, said: str
 ) -> None:
     assert said in launch("--preload heavy", more=more, code=2)
@@ -122,12 +122,12 @@ def test_what_leaves_no_process_to_fork_is_refused_and_the_next_run_is_well(
         ("", "is not a module name"),
     ],
 )
-def test_what_is_no_module_is_refused_before_anything_begins(name: str, said: str) -> None:
+def test_an_invalid_module_name_is_refused_before_the_start(name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check_modules([name])
 
 
-def test_an_engine_that_forks_nobody_refuses_it(say: Say) -> None:
+def test_an_engine_that_does_not_fork_refuses_preload(say: Say) -> None:
     code, _, err = say("train quadratic --engine inline --preload json")
     assert code == 2
     assert "engine 'inline' forks no workers" in err

@@ -1,4 +1,4 @@
-"""What ranks sum together, over real gloo: small sums of one machine go along a tree."""
+"""Sums of ranks over real gloo: small sums on one machine use a tree."""
 
 import socket
 import threading
@@ -55,7 +55,7 @@ os._exit(0)
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("is_near", [True, False], ids=["one machine", "several"])
-def test_a_small_sum_that_all_wait_for_goes_along_a_tree(
+def test_a_small_sum_that_all_wait_for_uses_a_tree(
     tmp_path: Path, size: int, is_near: bool
 ) -> None:
     (tmp_path / "rank.py").write_text(RANK)
@@ -65,9 +65,9 @@ def test_a_small_sum_that_all_wait_for_goes_along_a_tree(
                stdout=PIPE, stderr=PIPE)
         for rank in range(size)
     ]  # fmt: skip
-    for one in ranks:
-        out, err = one.communicate(timeout=60)
-        assert one.returncode == 0, err
+    for rank in ranks:
+        out, err = rank.communicate(timeout=60)
+        assert rank.returncode == 0, err
         late, large = 28, (1 << 20) + 4
         expected = [late, large] if is_near else [late, 4004, large, 16, 16]
         assert out.strip() == str(expected)
@@ -77,9 +77,9 @@ def test_a_small_sum_that_all_wait_for_goes_along_a_tree(
 
 
 class Silent(socket.socket):
-    """A connection whose other end does not answer any more, as soon as there is something to read.
+    """A connection whose other end has stopped answering.
 
-    What the kernel says then, after a minute.
+    The error is the kernel's, after a minute.
     """
 
     def recv(self, *_: Any) -> bytes:
@@ -87,12 +87,12 @@ class Silent(socket.socket):
 
 
 @pytest.mark.parametrize("kind", [Silent, socket.socket], ids=["gone", "ended"])
-def test_a_machine_that_is_gone_is_told_of_and_an_end_is_left_to_others(
+def test_a_lost_machine_is_reported_and_a_closed_connection_is_not(
     monkeypatch: pytest.MonkeyPatch, kind: type[socket.socket]
 ) -> None:
     told: list[str] = []
     pairs = {name: socket.socketpair() for name in ("place", "next")}
-    links = iter([kind(fileno=one.detach()) for one, _ in pairs.values()])
+    links = iter([kind(fileno=end.detach()) for end, _ in pairs.values()])
     monkeypatch.setattr(group, "keep_alive", lambda link: None)
     monkeypatch.setattr(socket, "create_connection", lambda *_, **__: next(links))
     for _, other in pairs.values():
@@ -101,7 +101,7 @@ def test_a_machine_that_is_gone_is_told_of_and_an_end_is_left_to_others(
     assert sorted(told) == (["next", "place"] if kind is Silent else [])
 
 
-def test_the_kernel_asks_for_those_that_are_silent_and_waits_for_them() -> None:
+def test_the_kernel_probes_silent_connections() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname(), timeout=1.0) as link,
@@ -114,7 +114,7 @@ def test_the_kernel_asks_for_those_that_are_silent_and_waits_for_them() -> None:
                 assert link.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
 
 
-def test_ranks_of_several_machines_hold_a_line_to_the_next_one_and_to_where_they_meet(
+def test_ranks_of_several_machines_watch_the_next_one_and_the_meeting_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(group, "_own_address", lambda: "127.0.0.1")
@@ -127,8 +127,8 @@ def test_ranks_of_several_machines_hold_a_line_to_the_next_one_and_to_where_they
     monkeypatch.setattr(group, "keep_alive", keep)
     port, told = free_port(), list[int]()
     ranks = [
-        RankOfWorld(rank=one, size=3, local_rank=0, address="127.0.0.1", port=port)
-        for one in range(3)
+        RankOfWorld(rank=seat, size=3, local_rank=0, address="127.0.0.1", port=port)
+        for seat in range(3)
     ]
     place = MeetingPlace(ranks[0])
     with ThreadPoolExecutor(3) as pool:
@@ -138,8 +138,8 @@ def test_ranks_of_several_machines_hold_a_line_to_the_next_one_and_to_where_they
             )
         )
     assert all(all_of_them.acquire(timeout=10.0) for _ in range(6))
-    servers = [one._server.getsockname() for one in lines]
+    servers = [line._server.getsockname() for line in lines]
     assert sorted(held) == sorted([*servers, *[("127.0.0.1", port)] * 3])
-    for one in lines:
-        one._server.close()  # its process has ended
+    for line in lines:
+        line._server.close()  # its process has ended
     assert told == []

@@ -1,4 +1,4 @@
-"""What a rank holds of a model: what plain PyTorch with buckets does, and no copy beside it."""
+"""The memory of a rank: as much as plain PyTorch with buckets, without another copy."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ for epoch in pace.epochs(2):
 """
 
 
-def test_a_rank_holds_no_second_copy_and_still_sees_one_weight_that_was_changed(
+def test_a_rank_holds_no_second_copy_and_detects_one_changed_weight(
     tmp_path: Path,
 ) -> None:
     ended = run_by_mpirun(tmp_path, 2, SCRIPT, PACELINE_CHECKPOINT_EVERY="never")

@@ -1,4 +1,4 @@
-"""What a worker begins can be ended as from any other script."""
+"""A worker's subprocesses can be ended as those of any other script."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ for _ in pace.epochs(1):
 """
 
 
-def test_a_subprocess_of_a_worker_hears_signals(tmp_path: Path) -> None:
+def test_a_subprocess_of_a_worker_receives_signals(tmp_path: Path) -> None:
     script, ends = tmp_path / "children.py", tmp_path / "ends.txt"
     script.write_text(CHILDREN)
     run_script(script, tmp_path, str(ends), workers=2)

@@ -1,4 +1,4 @@
-"""A member is asked where it is: whoever computes lives on, however often."""
+"""A member is probed for its current line: a computing member survives any number of probes."""
 
 import json
 import os
@@ -27,7 +27,7 @@ COMPUTES_IN_C = "collections.deque(itertools.repeat(0), maxlen=0)"
 
 @pytest.fixture
 def asked(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StackProbe]:
-    """Of a process that does this."""
+    """A probe of a process that does this."""
     (tmp_path / "member.py").write_text(MEMBER.format(does=request.param))
     probe = StackProbe()
     member = subprocess.Popen(
@@ -46,7 +46,7 @@ def asked(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StackProbe
 
 
 @pytest.mark.parametrize("asked", [COMPUTES], indirect=True)
-def test_who_computes_in_python_outlives_five_thousand_questions(
+def test_a_computing_member_survives_five_thousand_stack_probes(
     asked: StackProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handler in C that reads the frames at any moment ends it after some two hundred."""
@@ -58,14 +58,14 @@ def test_who_computes_in_python_outlives_five_thousand_questions(
 
 
 @pytest.mark.parametrize("asked", [WAITS_IN_C, COMPUTES_IN_C], indirect=True)
-def test_who_is_in_c_code_that_holds_the_lock_is_at_the_line_that_called_it(
+def test_a_member_in_c_code_is_reported_at_the_calling_line(
     asked: StackProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stack, "_ANSWER_S", 1.5)  # a machine that is busy takes its time
     assert asked.describe("hangs") == "it hangs at member.py:6 in <module>"
 
 
-def test_a_script_below_the_folder_of_pythons_own_is_the_users() -> None:
+def test_a_script_below_pythons_own_folder_is_the_users() -> None:
     """As /usr/src/app of an image whose Python is the system's."""
     prefix = sys.base_prefix
     assert not is_foreign(f"{prefix}/src/app/train.py")
@@ -73,4 +73,4 @@ def test_a_script_below_the_folder_of_pythons_own_is_the_users() -> None:
     assert not is_foreign(f"{os.path.dirname(os.__file__)}-mine/train.py")
     foreign = [json.__file__, pytest.__file__, stack.__file__, "<frozen runpy>"]
     foreign.append("/usr/lib/python3/dist-packages/numpy/linalg.py")
-    assert [one for one in foreign if not is_foreign(one)] == []
+    assert [path for path in foreign if not is_foreign(path)] == []

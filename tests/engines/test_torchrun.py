@@ -1,9 +1,9 @@
 """Scripts among the ranks of torchrun, over real gloo: equal to the local engine, or refused.
 
-Ranks are forked (see tests/support/forked.py), but for one run that ends well and one that fails,
-which python begins. A test makes several claims about one run. The script has all that an
-equivalence must carry: tied weights, a frozen one, batch norm, two groups, a clip, a scheduler that
-is stepped in the loop, a last batch with fewer samples than ranks, or batch norm, which needs more.
+Ranks are forked (see tests/support/forked.py), except for one run that succeeds and one that fails,
+which python starts. A test makes several claims about one run. The script has all that an
+equivalence must cover: tied weights, a frozen one, batch norm, two groups, a clip, a scheduler
+stepped in the loop, a last batch with fewer samples than ranks, or batch norm, which needs more.
 """
 
 import atexit
@@ -64,7 +64,7 @@ def on_local(folder: Path, workers: int, **settings: Any) -> Run:
 
 
 def assert_one_cause(ended: Ended, *words: str) -> None:
-    """It was told once, in at most 12 lines, and torchrun sees a failure."""
+    """It is reported once, in at most 12 lines, and torchrun sees a failure."""
     assert ended.code != 0
     assert len(ended.errors) == 1, ended.said
     for word in words:
@@ -87,7 +87,7 @@ def assert_one_cause(ended: Ended, *words: str) -> None:
         (3, "local-sgd:4+nesterov:0.7,0.9+fragments:2,1", {}),
     ],
 )
-def test_a_script_comes_to_what_the_local_engine_does(
+def test_a_script_matches_the_local_engine(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     num_ranks: int,
@@ -109,8 +109,8 @@ def test_a_script_comes_to_what_the_local_engine_does(
     monkeypatch.chdir(tmp_path)
     expected = on_local(tmp_path / "local", num_ranks, protocol=protocol)
     assert differ(run.state, expected.state) < CLOSE
-    assert [one.ticket.member for one in run.pushes] == [
-        one.ticket.member for one in expected.pushes
+    assert [push.ticket.member for push in run.pushes] == [
+        push.ticket.member for push in expected.pushes
     ]
     assert ended.said.count("epoch 1 version") == 1  # only one of them prints
     assert "of 17" in ended.said
@@ -121,7 +121,7 @@ def test_a_script_comes_to_what_the_local_engine_does(
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("protocol", ["full-sync", DILOCO])
-def test_what_is_killed_goes_on_in_the_middle_of_an_epoch(
+def test_a_killed_rank_resumes_inside_an_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     chosen = {
@@ -154,7 +154,7 @@ def test_what_is_killed_goes_on_in_the_middle_of_an_epoch(
         ("other devices", ("worker 0 computes on cpu and worker 1 on cuda", "PACELINE_DEVICE=cpu")),
     ],
 )
-def test_an_end_has_one_cause(tmp_path: Path, mode: str, words: tuple[str, ...]) -> None:
+def test_a_failed_run_has_one_cause(tmp_path: Path, mode: str, words: tuple[str, ...]) -> None:
     ended = run_ranks(tmp_path, 3, by_python=mode == "raise", MODE=mode)
     assert_one_cause(ended, *words)
     assert ended.took_s < 60
@@ -182,14 +182,14 @@ paceline.connect()
 
 
 @pytest.mark.timeout(100)
-def test_a_rank_that_fails_where_all_make_their_groups_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_fails_while_groups_are_made_is_named(tmp_path: Path) -> None:
     ended = run_by_mpirun(tmp_path, 2, FAILS_WHERE_RANKS_MEET)
     assert_one_cause(ended, "worker 1 failed before prepare(): RuntimeError('no route')")
     assert "KeyError" not in ended.said
 
 
 @pytest.mark.timeout(100)
-def test_the_death_of_who_keeps_the_meeting_place_is_one_line(tmp_path: Path) -> None:
+def test_the_death_of_the_rank_with_the_store_is_reported_in_one_line(tmp_path: Path) -> None:
     ended = run_by_mpirun(tmp_path, 2, MODE="kill 0")
     assert_one_cause(ended, "worker 0")
     assert "frame #" not in ended.said
@@ -198,14 +198,14 @@ def test_the_death_of_who_keeps_the_meeting_place_is_one_line(tmp_path: Path) ->
 
 
 @pytest.mark.timeout(100)
-def test_all_may_leave_their_loops_together(tmp_path: Path) -> None:
+def test_all_ranks_may_leave_their_loops_together(tmp_path: Path) -> None:
     ended = run_ranks(tmp_path, 2, MODE="all leave", EPOCHS="3")
     assert ended.code == 0, ended.said
     assert "epoch 2 version 6" in ended.said
 
 
 @pytest.mark.timeout(100)
-def test_what_ranks_cannot_carry_is_refused_before_anything_begins(tmp_path: Path) -> None:
+def test_settings_that_ranks_do_not_support_are_refused_at_the_start(tmp_path: Path) -> None:
     ended = run_ranks(tmp_path, 2, PACELINE_PROTOCOL="k-sync:2")
     assert_one_cause(ended, "decides after each push", "paceline launch --workers 2")
     assert not (tmp_path / "run").exists()
@@ -218,7 +218,7 @@ def test_what_ranks_cannot_carry_is_refused_before_anything_begins(tmp_path: Pat
 
 
 @pytest.mark.timeout(100)
-def test_a_signal_stops_softly_with_a_checkpoint(tmp_path: Path) -> None:
+def test_a_signal_stops_ranks_with_a_checkpoint(tmp_path: Path) -> None:
     process = begin(tmp_path, 2, MODE="slow", EPOCHS="1000")
     trace = tmp_path / "run" / "trace.jsonl"
     while not trace.is_file() or trace.read_text().count("\n") < 20:
@@ -243,22 +243,22 @@ def test_a_task_is_trained_by_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(100)
-def test_ranks_of_other_launchers_that_were_started_otherwise_are_named(tmp_path: Path) -> None:
+def test_ranks_started_with_different_settings_are_named(tmp_path: Path) -> None:
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     first = {**meet, "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}
     second = {**meet, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     ended = run_alone(tmp_path, [first, {**second, "PACELINE_PROTOCOL": "local-sgd:2"}])
-    assert [one.code for one in ended] == [2, 2]
+    assert [rank.code for rank in ended] == [2, 2]
     assert "protocol is 'full-sync' and 'local-sgd:2'" in ended[0].said
     assert ended[1].errors == []
     good = run_alone(tmp_path, [first, second])
-    assert [one.code for one in good] == [0, 0], good
+    assert [rank.code for rank in good] == [0, 0], good
 
 
 # -- without a process ----------------------------------------------------------------------------
 
 
-def test_ranks_may_be_silent_for_longer_than_they_may_take_to_meet(
+def test_ranks_may_be_silent_for_longer_than_the_rendezvous_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(group, "_MEET_S", 1.0)
@@ -278,8 +278,8 @@ def test_ranks_may_be_silent_for_longer_than_they_may_take_to_meet(
     assert not lost.is_set()
 
 
-def test_ranks_that_are_begun_again_meet_whatever_their_agents_have_counted() -> None:
-    """Where another machine's ranks have failed, its agent counts a restart and this one none."""
+def test_restarted_ranks_meet_with_any_restart_counts() -> None:
+    """Where another machine's ranks fail, its agent counts a restart and this one does not."""
     address, port = "127.0.0.1", free_port()
     kept = torch.distributed.TCPStore(address, port, None, True, wait_for_workers=False)
     kept.queue_push("paceline/registrations", "paceline/of-one-that-died")
@@ -304,7 +304,7 @@ def test_ranks_that_are_begun_again_meet_whatever_their_agents_have_counted() ->
         assert [one.rank.goes_on for one in places] == [life > 1] * 2
 
 
-def test_a_meeting_place_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_meeting_place_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "_REACH_S", 0.3)
     port = free_port()
     rank = RankOfWorld(rank=1, size=2, local_rank=1, address="127.0.0.1", port=port)
@@ -315,7 +315,7 @@ def test_a_meeting_place_that_does_not_answer_is_named(monkeypatch: pytest.Monke
         place.MeetingPlace(rank)
 
 
-def test_a_rank_of_another_version_is_named_and_hears_why() -> None:
+def test_a_rank_of_another_version_is_named_and_told_why() -> None:
     rank = RankOfWorld(rank=0, size=3, local_rank=0, address="127.0.0.1", port=free_port())
     meeting = place.MeetingPlace(rank)
     post, store = ControllerPost(meeting, 3), meeting.client()
@@ -354,9 +354,9 @@ BATCH_STEP = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
         ({}, None),
     ],
 )
-def test_a_rank_is_found_in_the_environment(env: dict[str, str], rank: Any) -> None:
-    found = find_rank({"MASTER_ADDR": "node1", "MASTER_PORT": "1234", **env})
-    assert (found and (found.rank, found.size, found.local_rank)) == rank
+def test_a_rank_is_read_from_the_environment(env: dict[str, str], rank: Any) -> None:
+    result = find_rank({"MASTER_ADDR": "node1", "MASTER_PORT": "1234", **env})
+    assert (result and (result.rank, result.size, result.local_rank)) == rank
     assert find_rank(env) is None  # nobody says where they meet
 
 
@@ -368,27 +368,27 @@ def test_a_rank_is_found_in_the_environment(env: dict[str, str], rank: Any) -> N
         ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "99999"}, "MASTER_PORT must be a port"),
     ],
 )
-def test_ranks_that_cannot_be_are_refused(env: dict[str, str], message: str) -> None:
+def test_impossible_ranks_are_refused(env: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         find_rank({"MASTER_ADDR": "node1", **env})
 
 
 @pytest.fixture
-def said_by_a_rank() -> Iterator[list[Any]]:
-    """What a rank says to the controller, from the moment in which it hears signals."""
+def rank_messages() -> Iterator[list[Any]]:
+    """A rank's messages to the controller, once it handles signals."""
     before = {number: signal.getsignal(number) for number in REASONS}
     life = object.__new__(RankLife)
-    said: list[Any] = []
-    life._pid, life.channel = 0, SimpleNamespace(say=said.append)  # type: ignore[assignment]  # only what it says is looked at
+    sent: list[Any] = []
+    life._pid, life.channel = 0, SimpleNamespace(say=sent.append)  # type: ignore[assignment]  # only what it says is looked at
     life.begin_to_talk()
-    yield said
+    yield sent
     atexit.unregister(life._leave)
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
-def test_what_a_rank_forks_ends_by_a_signal(said_by_a_rank: list[Any]) -> None:
-    """A pool's teardown, and whoever terminates and joins, would wait for ever."""
+def test_a_child_of_a_rank_ends_by_a_signal(rank_messages: list[Any]) -> None:
+    """Otherwise a pool's teardown, and any terminate and join, would wait forever."""
     forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     forked.start()
     forked.terminate()
@@ -397,10 +397,10 @@ def test_what_a_rank_forks_ends_by_a_signal(said_by_a_rank: list[Any]) -> None:
     forked.kill()
     assert code == -signal.SIGTERM
     os.kill(os.getpid(), signal.SIGTERM)
-    assert said_by_a_rank == [EndAsked(signal.SIGTERM)]
+    assert rank_messages == [EndAsked(signal.SIGTERM)]
 
 
-def test_what_a_script_has_seeded_stays() -> None:
+def test_a_seed_set_by_the_script_is_kept() -> None:
     same, mine, other = ("a", "b", "c", "7"), ("x", "b", "y", "8"), ("z", "b", "w", str(2**60))
     assert unseeded([same, same]) == ()
     assert unseeded([same, mine]) == ("python",)  # torch by its seed and its rank
@@ -408,7 +408,7 @@ def test_what_a_script_has_seeded_stays() -> None:
 
 
 def lines_of(num_seats: int) -> list[GatheredLines]:
-    """Barriers of ranks in one process; what one gathers is what all have now."""
+    """Barriers of ranks in one process; what one gathers is the current state of all."""
     controls = []
     for _ in range(num_seats):
         page = SharedMemory.create(control_bytes(num_seats))
@@ -421,7 +421,7 @@ def lines_of(num_seats: int) -> list[GatheredLines]:
 
     class Group:
         def all_gather(self, mine: Tensor, out: Tensor) -> SimpleNamespace:
-            out.copy_(torch.cat([one._own for one in all_lines]))
+            out.copy_(torch.cat([line._own for line in all_lines]))
             return SimpleNamespace(wait=lambda: None)
 
     for seat, (_, control) in enumerate(controls):
@@ -429,12 +429,12 @@ def lines_of(num_seats: int) -> list[GatheredLines]:
             GatheredLines(control, seat, Clock(), Group(), carriers[seat])  # type: ignore[arg-type]
         )
     for _ in range(2):  # the first time makes what the second one gathers
-        for one in all_lines:
-            assert one.num_bytes
+        for line in all_lines:
+            assert line.num_bytes
     return all_lines
 
 
-def test_who_has_stepped_a_schedule_more_often_knows_better() -> None:
+def test_the_rank_with_more_scheduler_steps_wins() -> None:
     first, second = lines_of(2)
     first._control[RHYTHMS], first._control[COUNTS] = 2**29, 4
     second._control[RHYTHMS], second._control[COUNTS] = 2**29 + 2, 5
@@ -449,7 +449,7 @@ def test_who_has_stepped_a_schedule_more_often_knows_better() -> None:
     assert first._control[RHYTHMS] == 1
 
 
-def test_an_alarm_of_the_controller_is_kept_where_an_epoch_opens() -> None:
+def test_a_controllers_alarm_is_kept_when_an_epoch_opens() -> None:
     first, second = lines_of(2)
     for one in (first, second):
         one._control[ALARM] = 1
@@ -457,7 +457,7 @@ def test_an_alarm_of_the_controller_is_kept_where_an_epoch_opens() -> None:
     assert (first._control[ALARM], second._control[ALARM]) == (1, 0)
 
 
-def test_a_gradients_share_and_the_scale_that_a_rank_offers_lie_apart() -> None:
+def test_a_ranks_share_and_its_offered_scale_do_not_overlap() -> None:
     first, second = lines_of(2)
     for seat, one in enumerate((first, second)):
         control = one._control
@@ -494,7 +494,7 @@ open(f"scale-{pace.worker}", "w").write(str(scaler.get_scale()))
 """
 
 
-def test_a_loss_scale_begins_as_in_one_process(tmp_path: Path) -> None:
+def test_a_loss_scale_starts_as_in_one_process(tmp_path: Path) -> None:
     ended = run_by_mpirun(tmp_path, 2, SCALED)
     assert ended.code == 0, ended.said
     assert [(tmp_path / f"scale-{rank}").read_text() for rank in (0, 1)] == ["65536.0"] * 2
@@ -507,7 +507,7 @@ def test_a_dry_run_shows_the_plan_of_all_ranks_and_ends(tmp_path: Path) -> None:
     assert "epoch 1" not in ended.said
 
 
-def test_code_that_cannot_do_without_batches_ends_behind_a_stop_as_elsewhere(
+def test_errors_for_lack_of_batches_are_no_failure_after_a_stop(
     tmp_path: Path,
 ) -> None:
     ended = run_ranks(tmp_path, 2, PACELINE_UPDATES="4", MODE="needs batches")

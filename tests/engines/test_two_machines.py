@@ -1,4 +1,4 @@
-"""docs/two-machines.md, every command as it is written, in two network namespaces."""
+"""docs/two-machines.md: every command as written, in two network namespaces."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ NETNS = ROOT / "bench" / "netns.sh"
 
 
 def _why_not() -> str:
-    """Why two machines cannot be made here; "": they can."""
+    """Why two machines cannot be simulated here; "" where they can."""
     if os.geteuid() != 0 or shutil.which("tc") is None:
         return "needs root, and tc of iproute2"
     tried = subprocess.run([NETNS, "with", "true"], capture_output=True, text=True, check=False)
@@ -21,7 +21,7 @@ def _why_not() -> str:
 
 
 @pytest.mark.timeout(300)
-def test_the_page_says_what_happens() -> None:
+def test_the_commands_of_the_page_work_as_written() -> None:
     if reason := _why_not():
         pytest.skip(reason)
     commands = str(Path(sys.executable).parent)  # python, torchrun and paceline, as it has them
@@ -30,13 +30,13 @@ def test_the_page_says_what_happens() -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-def test_without_root_or_tools_the_script_says_in_one_sentence_what_it_needs(
+def test_the_script_names_what_it_needs_in_one_sentence(
     tmp_path: Path,
 ) -> None:
     for name in ("bash", "dirname", "id", "uname", "ip"):
-        found = shutil.which(name)
-        if found is not None and name != "ip":
-            (tmp_path / name).symlink_to(found)
+        path = shutil.which(name)
+        if path is not None and name != "ip":
+            (tmp_path / name).symlink_to(path)
     done = subprocess.run(
         ["/bin/bash", NETNS, "with", "true"], capture_output=True, text=True, check=False,
         env={"PATH": str(tmp_path)},

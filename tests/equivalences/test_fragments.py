@@ -1,4 +1,4 @@
-"""Parameters exchanged in fragments: a plain loop of PyTorch, on every path that carries them."""
+"""Parameters exchanged in fragments equal a plain PyTorch loop on every supported path."""
 
 import sys
 from dataclasses import replace
@@ -27,12 +27,12 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 MOMENTUM = replace(WITH_BATCH_NORM, batch_size=13, learning_rate=0.02)
 FINE = replace(TASK, batch_size=5, learning_rate=0.05)
-"""Twelve batches an epoch; the last of two workers' updates is short."""
+"""Twelve batches per epoch; the last update of two workers is short."""
 ADAMW = replace(with_optimizer(torch.optim.AdamW, 0.01), batch_size=12)
 
 
 class Poisoned(Tied):
-    """Its outputs are huge where a first input is large, which two samples have."""
+    """Its outputs are huge where the first input is large, as in two samples."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = super().forward(inputs)
@@ -40,13 +40,13 @@ class Poisoned(Tied):
 
 
 class Overflowing(torch.optim.SGD):
-    """A step that is not finite, of a gradient that is: one that is not is left out before it."""
+    """A step that is not finite from a finite gradient; other gradients are dropped earlier."""
 
     def step(self, closure: Any = None) -> None:
         super().step(closure)
         held = self.param_groups[0]["params"]
         gradients = [one.grad for one in held if one.grad is not None]
-        if any(bool((one.abs() > 1e100).any()) for one in gradients):
+        if any(bool((gradient.abs() > 1e100).any()) for gradient in gradients):
             for one in held:
                 one.data.fill_(torch.inf)
 
@@ -54,7 +54,9 @@ class Overflowing(torch.optim.SGD):
 @pytest.mark.parametrize("outer", OUTERS)
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("task", [MOMENTUM, ADAMW], ids=["momentum", "AdamW"])
-def test_inline_it_is_the_plain_loop(tmp_path: Path, task: Task, workers: int, outer: str) -> None:
+def test_inline_fragments_equal_the_plain_loop(
+    tmp_path: Path, task: Task, workers: int, outer: str
+) -> None:
     run = _train(task, tmp_path, workers, outer=outer, engine="inline")
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     assert differ(run.state, _expected(run, task, workers, outer)) < EXACT
@@ -64,7 +66,7 @@ def test_inline_it_is_the_plain_loop(tmp_path: Path, task: Task, workers: int, o
     ("way", "workers"),
     [("through the store", 2), ("between peers", 2), ("between peers", 3), ("all-reduce", 2)],
 )
-def test_live_it_is_the_plain_loop(tmp_path: Path, way: str, workers: int) -> None:
+def test_live_fragments_equal_the_plain_loop(tmp_path: Path, way: str, workers: int) -> None:
     outer = "nesterov:0.7,0.9"
     settings: dict[str, Any] = {"protocol": "local-sgd:6", "fragments": 3, **WAYS[way]}
     run = _train(FINE, tmp_path, workers, outer=outer, **settings)
@@ -75,8 +77,8 @@ def test_live_it_is_the_plain_loop(tmp_path: Path, way: str, workers: int) -> No
 
 
 @pytest.mark.parametrize("way", ["through the store", "between peers"])
-def test_who_is_killed_takes_along_only_what_it_has_not_exchanged(tmp_path: Path, way: str) -> None:
-    """Its mini-batches are others'; who joins in its place begins with the global copy."""
+def test_killed_worker_loses_only_unexchanged_steps(tmp_path: Path, way: str) -> None:
+    """Others compute its mini-batches; its replacement starts from the global copy."""
     task, outer = replace(FINE, epochs=6, learning_rate=0.01), "nesterov:0.7,0.9"
     run = _train(
         task, tmp_path, 3, protocol="local-sgd:4", outer=outer, delay=("20ms",),
@@ -84,13 +86,13 @@ def test_who_is_killed_takes_along_only_what_it_has_not_exchanged(tmp_path: Path
     )  # fmt: skip
     assert run.left == ["killed by signal 9"]
     assert_each_sample_once(run, NUM_SAMPLES, 6)
-    assert max(one.ticket.member for one in run.pushes) == 3, "nobody took its place"
+    assert max(push.ticket.member for push in run.pushes) == 3, "nobody took its place"
     assert differ(run.state, _expected(run, task, 4, outer)) < EXACT
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_one_fragment_is_plain_local_sgd_in_every_bit(tmp_path: Path, way: str) -> None:
-    """But where pushes are added up as they come."""
+def test_one_fragment_equals_plain_local_sgd_bitwise(tmp_path: Path, way: str) -> None:
+    """Except where pushes are summed in the order of arrival."""
     plain, run = (
         _train(FINE, tmp_path / text, 2, protocol=f"local-sgd:2{text}", fragments=1, **WAYS[way])
         for text in ("", "+fragments:1")
@@ -99,18 +101,16 @@ def test_one_fragment_is_plain_local_sgd_in_every_bit(tmp_path: Path, way: str) 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_update_that_is_not_finite_takes_all_back_to_the_global_copy(
-    tmp_path: Path, way: str
-) -> None:
-    """What is not finite lies in every parameter of who made the step."""
+def test_nonfinite_update_resets_workers_to_the_global_copy(tmp_path: Path, way: str) -> None:
+    """Every parameter of the worker that made the step is not finite."""
     task = replace(FINE, model=Poisoned, optimizer=lambda held, rate: Overflowing(held, lr=rate))
     run = _train(task, tmp_path, 2, nonfinite="skip", **WAYS[way])
-    skipped = {one.ticket.version for one in run.pushes if not one.is_finite}
+    skipped = {push.ticket.version for push in run.pushes if not push.is_finite}
     assert len(skipped) == 2 * EPOCHS, "one for each of the two samples, and none is carried on"
-    assert all(bool(torch.isfinite(one).all()) for one in run.state.values())
+    assert all(bool(torch.isfinite(value).all()) for value in run.state.values())
 
 
-def test_what_cannot_be_is_said_before_the_run(tmp_path: Path) -> None:
+def test_too_many_fragments_are_refused_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="8 fragments need as many parameters, but the model has"):
         _train(FINE, tmp_path, 2, protocol="local-sgd:8", fragments=8, engine="inline")
 
@@ -127,10 +127,10 @@ OVERLAPS = {
 @pytest.mark.parametrize(
     ("way", "protocol"), [(way, one) for way, every in OVERLAPS.items() for one in every]
 )
-def test_what_is_merged_later_is_the_plain_loop(
+def test_overlapped_fragments_equal_the_plain_loop(
     tmp_path: Path, way: str, protocol: str, workers: int
 ) -> None:
-    """Half of its own, half of what came; the next difference is held against what came."""
+    """Half its own and half the received values; the next difference is to the received ones."""
     task, outer = replace(FINE, batch_size=4), "nesterov:0.7,0.9"
     run = _train(task, tmp_path, workers, 1, protocol=protocol, outer=outer, **WAYS[way])
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
@@ -141,8 +141,8 @@ def test_what_is_merged_later_is_the_plain_loop(
 
 
 @pytest.mark.parametrize("protocol", ["local-sgd:4+fragments:2", "local-sgd:4+fragments:2,1"])
-def test_fragments_of_few_bytes_are_stepped_on_as_others(tmp_path: Path, protocol: str) -> None:
-    """int4 with error feedback, of each fragment its own: near the whole ones, and not them."""
+def test_compressed_fragments_stay_near_uncompressed_ones(tmp_path: Path, protocol: str) -> None:
+    """int4 with error feedback per fragment: close to the uncompressed ones, but not equal."""
     outer = "nesterov:0.7,0.9"
     way: dict[str, Any] = {"protocol": protocol, "outer": outer, **WAYS["all-reduce"]}
     run = _train(FINE, tmp_path, 2, 1, compress="int4", **way)

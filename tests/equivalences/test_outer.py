@@ -1,8 +1,8 @@
-"""DiLoCo and its kin are a plain loop of PyTorch, on every path that carries them.
+"""DiLoCo and its variants equal a plain PyTorch loop on every supported path.
 
-The loop is written here from the paper: H steps of each worker's own optimizer, the mean of what
-they took off the parameters, the outer step with momentum by its formula. From a run's trace it
-takes whose mini-batches were whose.
+The loop follows the paper: H steps of each worker's own optimizer, the mean of their parameter
+changes, and the outer step with momentum. The trace of a run says which worker had which
+mini-batch.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ NESTEROV = "nesterov:0.7,0.9"
 
 @dataclass(frozen=True)
 class Outer:
-    """The outer step of one run, by its formula."""
+    """The outer step of one run, computed by its formula."""
 
     lr: float
     momentum: float = 0.0
@@ -89,7 +89,9 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("outer", OUTERS)
 @pytest.mark.parametrize("workers", [2, 4])
-def test_inline_it_is_the_plain_loop(tmp_path: Path, workers: int, outer: str) -> None:
+def test_inline_outer_optimizer_equals_the_plain_loop(
+    tmp_path: Path, workers: int, outer: str
+) -> None:
     run = _train(tmp_path, workers, outer, engine="inline")
     assert differ(run.state, diloco(_task(), run.records, workers, OUTERS[outer])) < EXACT
 
@@ -98,15 +100,15 @@ def test_inline_it_is_the_plain_loop(tmp_path: Path, workers: int, outer: str) -
     ("way", "workers"),
     [("through the store", 2), ("between peers", 2), ("between peers", 4), ("all-reduce", 2)],
 )
-def test_live_it_is_the_plain_loop(tmp_path: Path, way: str, workers: int) -> None:
+def test_live_outer_optimizer_equals_the_plain_loop(tmp_path: Path, way: str, workers: int) -> None:
     run = _train(tmp_path, workers, NESTEROV, **WAYS[way])
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     assert differ(run.state, diloco(_task(), run.records, workers, OUTERS[NESTEROV])) < EXACT
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_step_of_one_is_plain_averaging(tmp_path: Path, way: str) -> None:
-    """In every bit, but where pushes are added up as they come."""
+def test_outer_sgd_of_rate_1_equals_plain_averaging(tmp_path: Path, way: str) -> None:
+    """Bitwise, except where pushes are summed in the order of arrival."""
     plain, run = (
         _train(tmp_path / outer.partition(":")[0], 2, outer, **WAYS[way])
         for outer in ("none", "sgd:1.0")
@@ -115,8 +117,8 @@ def test_a_step_of_one_is_plain_averaging(tmp_path: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["through the store", "between peers"])
-def test_a_worker_that_is_killed_takes_no_momentum_along(tmp_path: Path, way: str) -> None:
-    """What it had begun is done by another; who joins in its place has the newest version."""
+def test_killed_worker_loses_no_outer_momentum(tmp_path: Path, way: str) -> None:
+    """Another worker does the work it had started; its replacement gets the newest version."""
     task = replace(_task(), epochs=6)
     run = train(
         task, tmp_path, workers=3, protocol="local-sgd:2", outer=NESTEROV, delay=("20ms",),
@@ -124,12 +126,12 @@ def test_a_worker_that_is_killed_takes_no_momentum_along(tmp_path: Path, way: st
     )  # fmt: skip
     assert run.left == ["killed by signal 9"]
     assert_each_sample_once(run, NUM_SAMPLES, 6)
-    assert max(one.ticket.member for one in run.pushes) == 3, "nobody took its place"
+    assert max(push.ticket.member for push in run.pushes) == 3, "nobody took its place"
     assert differ(run.state, diloco(task, run.records, 4, OUTERS[NESTEROV])) < EXACT
 
 
-def test_differences_of_few_bytes_are_stepped_on_as_others(tmp_path: Path) -> None:
-    """int8 with error feedback: near the whole ones, and not them."""
+def test_compressed_differences_stay_near_uncompressed_ones(tmp_path: Path) -> None:
+    """int8 with error feedback: close to the uncompressed ones, but not equal."""
     run = _train(tmp_path, 2, NESTEROV, compress="int8", **WAYS["all-reduce"])
     expected = diloco(_task(), run.records, 2, OUTERS[NESTEROV])
     assert EXACT < differ(run.state, expected) < 5e-3
@@ -139,20 +141,20 @@ def test_differences_of_few_bytes_are_stepped_on_as_others(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_first_updates_of_post_local_sgd_are_full_syncs(tmp_path: Path, way: str) -> None:
-    """With momentum, decay and two groups; later ones are local-sgd's."""
+def test_post_local_sgd_starts_as_full_sync(tmp_path: Path, way: str) -> None:
+    """With momentum, decay and two groups; later updates are those of local-sgd."""
     settings = {"workers": 3, "protocol": "post-local-sgd:5,3", **WAYS[way]}
     first = train(TASK, tmp_path / "first", updates=5, **settings)
     assert differ(first.state, plain_loop(replace(TASK, epochs=1))) < EXACT
     run = train(TASK, tmp_path / "whole", **settings)
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
-    steps = [len(one.leases) for one in run.orders if isinstance(one, Grant)]
+    steps = [len(order.leases) for order in run.orders if isinstance(order, Grant)]
     assert steps == [1] * 15 + [3] * 3 + [2] * 3
     expected = diloco(TASK, run.records, 3, Outer(1.0))
     assert differ(run.state, expected) < EXACT
 
 
-def test_what_is_not_full_syncs_is_said(tmp_path: Path) -> None:
+def test_deviations_from_full_sync_are_noted(tmp_path: Path) -> None:
     adam = plan_of(with_optimizer(torch.optim.Adam, 0.01), tmp_path)
     assert any("own Adam, as under local-sgd:1" in text for text in adam.notes)
     plain = plan_of(TASK, tmp_path, outer="none")

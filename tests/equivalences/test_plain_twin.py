@@ -1,4 +1,4 @@
-"""A plain loop that draws its orders and seeds its steps as a run does is that run, to the bit."""
+"""A plain loop with the sample orders and step seeds of a run equals that run bitwise."""
 
 import random
 from pathlib import Path
@@ -19,7 +19,7 @@ SIZE, EPOCHS, SEED = 8, 3, 4
 
 
 class Augmented(Dataset[Any]):
-    """Samples that are made under the random state of their mini-batch."""
+    """Samples augmented under the random state of their mini-batch."""
 
     def __init__(self) -> None:
         self.inputs = torch.randn(30, 4, generator=torch.Generator().manual_seed(2))
@@ -33,7 +33,7 @@ class Augmented(Dataset[Any]):
 
 
 class Backwards:
-    """Batches of the script's own."""
+    """Batches made by the script."""
 
     def __iter__(self) -> Any:
         return iter([[29, 28, 27], list(range(27))[::-1]])
@@ -45,7 +45,7 @@ class Backwards:
 def make(which: str) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
-    # torch's kernel of one pass, which runs take where nothing is said, rounds otherwise.
+    # torch's single-pass kernel, which runs use by default, rounds differently.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, foreach=False)
     options: dict[str, Any] = {"batch_size": SIZE, "shuffle": True}
     if which == "generator":
@@ -61,7 +61,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Any) -> Non
     optimizer.step()
 
 
-def by_paceline(which: str) -> None:
+def run_by_paceline(which: str) -> None:
     pace = paceline.connect()
     model, optimizer, loader = pace.prepare(*make(which))
     for _ in pace.epochs(EPOCHS):
@@ -77,7 +77,7 @@ def seed(number: int) -> None:
     np.random.seed(number & 0xFFFFFFFF)
 
 
-def plainly(which: str) -> dict[str, Any]:
+def run_plainly(which: str) -> dict[str, Any]:
     model, optimizer, loader = make(which)
     for epoch in range(EPOCHS):
         order = paceline.epoch_order(loader, SEED, epoch)
@@ -95,16 +95,16 @@ def plainly(which: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("which", ["shuffled", "generator", "batches"])
 @pytest.mark.parametrize("engine", ["inline", "local"])
-def test_a_launched_run_of_one_worker_is_its_plain_twin(
+def test_run_of_one_worker_equals_its_plain_twin(
     engine: Any, which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run_script(SCRIPT, tmp_path, which, workers=1, engine=engine, seed=SEED)
-    found, wanted = torch.load(tmp_path / f"{which}.pt"), plainly(which)
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    actual, expected = torch.load(tmp_path / f"{which}.pt"), run_plainly(which)
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
-def test_each_seed_is_another() -> None:
+def test_step_seeds_are_distinct() -> None:
     seeds = {
         paceline.step_seed(seed, epoch, position, is_loading=is_loading)
         for seed in range(3)
@@ -115,7 +115,7 @@ def test_each_seed_is_another() -> None:
     assert len(seeds) == 54
 
 
-def test_the_order_is_that_of_the_run_and_draws_nothing() -> None:
+def test_epoch_order_is_that_of_the_run_and_draws_no_numbers() -> None:
     _, _, loader = make("generator")
     state = torch.get_rng_state(), loader.generator.get_state()
     drawn = EpochOrder(loader, SEED)
@@ -129,4 +129,4 @@ def test_the_order_is_that_of_the_run_and_draws_nothing() -> None:
 if __name__ == "__main__":
     import sys
 
-    by_paceline(sys.argv[1])
+    run_by_paceline(sys.argv[1])

@@ -1,4 +1,4 @@
-"""Training in virtual time is the inline run of the same arrivals, bit for bit."""
+"""Simulated training equals the inline run with the same arrivals, bit for bit."""
 
 import math
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ PROTOCOLS = [
 
 
 class Arrivals:
-    """The pushes of a run, in their order."""
+    """The pushes of a run, in order."""
 
     def __init__(self, pushes: list[Pushed]) -> None:
         self.pushes = pushes
@@ -49,7 +49,7 @@ class Arrivals:
 def simulate(
     task: Task, folder: Path, protocol_text: str, conditions: Conditions, **options: Any
 ) -> tuple[State, TrainingWork]:
-    """Train in virtual time; the parameters at the end, and what trained them."""
+    """Train in virtual time; return the final parameters and the object that trained them."""
     protocol = parse(protocol_text, conditions.num_workers)
     work = TrainingWork(task, protocol, batch_size=task.batch_size, **options)
     ledger = Ledger(work.num_samples, task.batch_size, protocol.num_pushes)
@@ -87,27 +87,27 @@ class Dropped(Tied):
     ids=["batch norm", "dropout", "layers"],
 )
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_training_in_virtual_time_is_the_inline_run_bit_for_bit(
+def test_simulated_training_equals_the_inline_run_bitwise(
     tmp_path: Path, protocol: str, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, _ = simulate(task, tmp_path, protocol, stragglers())
     records = list(read_trace(tmp_path / "trace.jsonl"))
-    pushes = [one.fact for one in records if isinstance(one, Handed)]
-    orders = [one.order for one in records if isinstance(one, Ordered)]
+    pushes = [record.fact for record in records if isinstance(record, Handed)]
+    orders = [record.order for record in records if isinstance(record, Ordered)]
     arrivals = Arrivals(pushes)
     with same_arrivals(arrivals, monkeypatch):  # type: ignore[arg-type]
         inline = train(
             task, tmp_path / "inline", workers=WORKERS, protocol=protocol, engine="inline"
         )
-    assert [one.ticket for one in inline.pushes] == [one.ticket for one in pushes]
+    assert [push.ticket for push in inline.pushes] == [push.ticket for push in pushes]
     assert inline.orders == orders
     assert differ(state, inline.state) == 0.0
-    assert [one.loss for one in inline.pushes] == [one.loss for one in pushes]
+    assert [push.loss for push in inline.pushes] == [push.loss for push in pushes]
 
 
 @pytest.mark.parametrize("task", [WITH_BATCH_NORM, TASK], ids=["batch norm", "tied"])
 @pytest.mark.parametrize("protocol", ["k-sync:2", "k-batch-async:3", "async", "local-sgd:2"])
-def test_with_workers_that_come_and_go_it_is_the_update_equation(
+def test_simulated_training_with_absences_follows_the_update_equation(
     tmp_path: Path, protocol: str, task: Task
 ) -> None:
     away = (
@@ -121,11 +121,11 @@ def test_with_workers_that_come_and_go_it_is_the_update_equation(
     else:
         expected = replay(task, records)
     assert differ(state, expected) < CLOSE
-    members = {one.fact.ticket.member for one in records if isinstance(one, Handed)}
+    members = {record.fact.ticket.member for record in records if isinstance(record, Handed)}
     assert members == {0, 1, 2, 3}, "worker 1 did not come back as a new member"
 
 
-def test_only_versions_that_somebody_holds_are_kept(tmp_path: Path) -> None:
+def test_only_versions_held_by_a_worker_are_kept(tmp_path: Path) -> None:
     _, fresh = simulate(WITH_BATCH_NORM, tmp_path, "k-sync:2", stragglers())
     assert fresh.most_versions_kept == 0, "all are called off at an update"
     (tmp_path / "stale").mkdir()
@@ -137,7 +137,7 @@ def test_only_versions_that_somebody_holds_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("protocol", "longest"), [("full-sync", 3), ("k-async:2", 3), ("async", 3), ("k-sync:2", 1)]
 )
-def test_who_holds_a_version_is_computed_in_a_row_where_nobody_is_called_off(
+def test_gradients_of_one_version_are_batched_unless_cancelled(
     tmp_path: Path, protocol: str, longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
@@ -151,7 +151,7 @@ def test_who_holds_a_version_is_computed_in_a_row_where_nobody_is_called_off(
     _, work = simulate(TASK, tmp_path, protocol, stragglers())
     records = list(read_trace(tmp_path / "trace.jsonl"))
     assert max(sizes) == longest, "all begin at version 0"
-    num_pushes = sum(isinstance(one, Handed) for one in records)
+    num_pushes = sum(isinstance(record, Handed) for record in records)
     assert num_pushes <= sum(sizes) <= num_pushes + WORKERS * TASK.epochs
     assert sorted(work._gradients._free) == list(range(1 + WORKERS if longest > 1 else 1))
     assert not work._ahead
@@ -161,7 +161,7 @@ def test_who_holds_a_version_is_computed_in_a_row_where_nobody_is_called_off(
 
 @pytest.mark.parametrize("rule", ["none", "distance:0.002"])
 @pytest.mark.parametrize("num_seats", [1, 3, 4])
-def test_with_fewer_seats_than_workers_it_is_the_same_bit_for_bit(
+def test_fewer_seats_than_workers_change_no_bit(
     tmp_path: Path, num_seats: int, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delays = tuple(parse_delay(f"exp:{5 + worker}ms") for worker in range(9))
@@ -178,7 +178,7 @@ def test_with_fewer_seats_than_workers_it_is_the_same_bit_for_bit(
     assert differ(*states) == 0.0
 
 
-def test_how_many_gradients_may_wait() -> None:
+def test_num_seats_depends_on_size_and_batching() -> None:
     assert num_seats(31_400, 8, is_batched=False) == 9
     assert num_seats(31_400, 100, is_batched=False) == 101
     assert num_seats(31_400, 1, is_batched=False) == 1
@@ -187,7 +187,7 @@ def test_how_many_gradients_may_wait() -> None:
 
 
 class Poisoned(nn.Module):
-    """Its loss is not a number where the first input is large."""
+    """Its loss is nan where the first input is large."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,16 +199,16 @@ class Poisoned(nn.Module):
         return outputs
 
 
-def test_one_gradient_of_a_row_that_is_not_finite_is_its_member_s_alone(tmp_path: Path) -> None:
+def test_nonfinite_gradient_in_a_row_affects_only_its_member(tmp_path: Path) -> None:
     task = replace(TASK, model=Poisoned, optimizer=plain_sgd)
     with pytest.raises(WorkerError, match=r"worker \d.*layer\.weight"):
         simulate(task, tmp_path, "full-sync", stragglers())
     simulate(task, tmp_path, "full-sync", stragglers(), nonfinite="skip")
     pushes = [one.fact for one in read_trace(tmp_path / "trace.jsonl") if isinstance(one, Handed)]
-    is_finite = [one.is_finite for one in pushes]
+    is_finite = [push.is_finite for push in pushes]
     assert any(is_finite)
     assert not all(is_finite)
-    assert [math.isfinite(one.loss) for one in pushes] == is_finite
+    assert [math.isfinite(push.loss) for push in pushes] == is_finite
 
 
 class Drawing(SGD):
@@ -218,12 +218,12 @@ class Drawing(SGD):
         super().step()
         with torch.no_grad():
             for group in self.param_groups:
-                for one in group["params"]:
-                    one.add_(torch.randn_like(one), alpha=1e-3)
+                for parameter in group["params"]:
+                    parameter.add_(torch.randn_like(parameter), alpha=1e-3)
 
 
-def test_an_optimizer_that_draws_steps_right_after_its_push(tmp_path: Path) -> None:
-    """From the random state that the push left, so nobody else may be computed meanwhile."""
+def test_optimizer_that_draws_numbers_steps_right_after_its_push(tmp_path: Path) -> None:
+    """From the random state after the push, so no other gradient may be computed in between."""
     task = replace(LAYERS, optimizer=lambda parameters, lr: Drawing(parameters, lr=lr))
     _, work = simulate(task, tmp_path, "full-sync", stragglers())
     assert work._gradients._free == [0]

@@ -1,10 +1,10 @@
-"""Under every staleness rule a run is its update equation, and inline, live and simulated agree.
+"""Under every staleness rule, inline, live and simulated runs follow the update equation.
 
     w_{j+1} = optimizer(w_j, sum_l (m_l / m) s_l g(w_{tau(l,j)}, xi_l))
     inverse     s_l = 1 / (j - tau(l,j) + 1)
     distance:C  s_l = min(C / ||w_j - w_{tau(l,j)}||^2, eta_max) / eta_max
 
-The reference takes who pushed what, and when, from the trace, and neither weights nor scales.
+The reference takes the pushes and their order from the trace, but no weights or scales.
 """
 
 from pathlib import Path
@@ -46,16 +46,18 @@ def equation(task: Task, records: list[Record], rule: str) -> tuple[State, list[
             pushes[record.fact.ticket] = (record.fact.num_samples, gradient)
         elif isinstance(record, Ordered) and isinstance(record.order, Apply):
             tickets, now = record.order.tickets, versions[-1]
-            shares = [pushes[one][0] / sum(pushes[two][0] for two in tickets) for one in tickets]
-            mean = average([pushes[one][1] for one in tickets], shares)
-            mine = [1.0 / (len(versions) - one.version) for one in tickets]
+            shares = [
+                pushes[ticket][0] / sum(pushes[two][0] for two in tickets) for ticket in tickets
+            ]
+            mean = average([pushes[ticket][1] for ticket in tickets], shares)
+            mine = [1.0 / (len(versions) - ticket.version) for ticket in tickets]
             if limit:
-                held = [versions[one.version] for one in tickets]
+                held = [versions[ticket.version] for ticket in tickets]
                 moved = [sum(float((now[n] - w[n]).square().sum()) for n in names) for w in held]
                 mine = [min(limit / m, 0.3) / 0.3 if m else 1.0 for m in moved]
             scaled = mine if rule != "drop:1" else [1.0] * len(mine)
             weights = [share * scale for share, scale in zip(shares, scaled, strict=True)]
-            update = average([pushes[one][1] for one in tickets], weights)
+            update = average([pushes[ticket][1] for ticket in tickets], weights)
             model.load_state_dict(now)
             for name, parameter in names.items():
                 parameter.grad = update.get(f"grad {name}")
@@ -97,14 +99,14 @@ def worlds(num_workers: int, seed: int) -> Conditions:
     st.sampled_from([WITH_BATCH_NORM, TASK]), st.sampled_from(PROTOCOLS), st.sampled_from(RULES),
     st.integers(2, 5), st.integers(0, 10**6),
 )  # fmt: skip
-def test_any_order_of_arrivals_is_the_update_equation(
+def test_any_order_of_arrivals_follows_the_update_equation(
     tmp_path: Path, task: Task, protocol: str, rule: str, num_workers: int, seed: int
 ) -> None:
-    """Batch norm is computed one push at a time, the other in rows."""
+    """The task with batch norm is computed push by push, the other in rows."""
     state, records = simulated(task, tmp_path, protocol, rule, worlds(num_workers, seed))
     expected, scales = equation(task, records, rule)
     assert differ(state, expected) < CLOSE
-    told = [one.scale for one in records if isinstance(one, Scaled)]
+    told = [record.scale for record in records if isinstance(record, Scaled)]
     if rule.startswith("distance"):
         assert sorted(told) == pytest.approx(sorted(scales))
     else:
@@ -114,12 +116,12 @@ def test_any_order_of_arrivals_is_the_update_equation(
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("protocol", ["async", "k-batch-async:3"])
 @pytest.mark.parametrize("task", [WITH_BATCH_NORM, LAYERS], ids=["batch norm", "layers"])
-def test_training_in_virtual_time_is_the_inline_run_bit_for_bit(
+def test_simulated_training_equals_the_inline_run_bitwise(
     tmp_path: Path, protocol: str, rule: str, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, records = simulated(task, tmp_path, protocol, rule, worlds(3, 1))
-    orders = [one.order for one in records if isinstance(one, Ordered)]
-    arrivals = _Arrivals([one.fact for one in records if isinstance(one, Handed)])
+    orders = [record.order for record in records if isinstance(record, Ordered)]
+    arrivals = _Arrivals([record.fact for record in records if isinstance(record, Handed)])
     with same_arrivals(arrivals, monkeypatch):  # type: ignore[arg-type]
         inline = train(
             task, tmp_path / "inline", workers=3, protocol=protocol, staleness=rule,
@@ -127,16 +129,16 @@ def test_training_in_virtual_time_is_the_inline_run_bit_for_bit(
         )  # fmt: skip
     assert inline.orders == orders
     assert differ(state, inline.state) == 0.0
-    told = [(one.ticket, one.scale) for one in records if isinstance(one, Scaled)]
+    told = [(record.ticket, record.scale) for record in records if isinstance(record, Scaled)]
     assert scaled_of(inline) == told
     if rule == "drop:1":
-        assert any(isinstance(one, Discard) for one in orders)
+        assert any(isinstance(order, Discard) for order in orders)
     elif rule.startswith("distance"):
         assert min(scale for _, scale in told) < 1.0
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_live_run_is_the_update_equation_and_uses_each_sample_once(
+def test_live_run_follows_the_update_equation_and_uses_samples_once(
     tmp_path: Path, rule: str
 ) -> None:
     live = train(
@@ -150,12 +152,12 @@ def test_a_live_run_is_the_update_equation_and_uses_each_sample_once(
     assert summary.staleness_rule == rule
     assert summary.protocol == f"k-batch-async:2+{rule}"
     assert summary.mean_scale == pytest.approx(sum(scales) / len(scales))
-    dropped = sum(isinstance(one, Discard) for one in live.orders)
+    dropped = sum(isinstance(order, Discard) for order in live.orders)
     assert summary.discarded_pushes == dropped
     assert rule == "drop:1" or dropped == 0
 
 
-def test_a_rule_that_can_do_nothing_changes_nothing(tmp_path: Path) -> None:
+def test_rule_without_effect_changes_nothing(tmp_path: Path) -> None:
     one = train(TASK, tmp_path / "one", workers=2, protocol="full-sync", staleness="inverse")
     other = train(TASK, tmp_path / "other", workers=2, protocol="full-sync")
     assert one.path == "peers"
@@ -164,11 +166,11 @@ def test_a_rule_that_can_do_nothing_changes_nothing(tmp_path: Path) -> None:
 
 
 def scaled_of(run: Run) -> list[tuple[object, float]]:
-    return [(one.ticket, one.scale) for one in run.records if isinstance(one, Scaled)]
+    return [(record.ticket, record.scale) for record in run.records if isinstance(record, Scaled)]
 
 
 class _Arrivals:
-    """The pushes of a run, in their order."""
+    """The pushes of a run, in order."""
 
     def __init__(self, pushes: list[Pushed]) -> None:
         self.pushes = pushes

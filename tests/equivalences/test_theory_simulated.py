@@ -1,7 +1,7 @@
-"""Simulation is theory: every closed form, over a grid of P and K.
+"""Simulation matches theory: every closed form, over a grid of P and K.
 
-Within four standard errors, because some hundred cases are tried. The long runs, of 20,000 updates
-and within three, are in bench/simulator.py.
+Within four standard errors, because about a hundred cases are tested. The runs of 20,000
+updates, within three, are in bench/simulator.py.
 """
 
 import math
@@ -20,7 +20,7 @@ from paper.bounds import fresh_share
 
 WORKERS = (1, 2, 8, 20, 100)
 DELAYS = ("exp:1s", "1s+exp:1s", "pareto:3,1s", "lognormal:0.5,1s", "weibull:1.5,1s", "list:1s,2s")
-NUM_PUSHES = 6_000  # of each case, so that all of them take a few seconds
+NUM_PUSHES = 6_000  # per case, so that all of them take a few seconds
 SEED = 3
 RANKED = [
     name
@@ -44,7 +44,7 @@ def spelled(name: str, num_workers: int) -> list[str]:
 
 @pytest.mark.parametrize("delay", DELAYS)
 @pytest.mark.parametrize("name", RANKED)
-def test_an_update_takes_what_theory_says(name: str, delay: str) -> None:
+def test_simulated_update_time_matches_theory(name: str, delay: str) -> None:
     num_held = 0
     for num_workers in WORKERS:
         for text in spelled(name, num_workers):
@@ -53,11 +53,11 @@ def test_an_update_takes_what_theory_says(name: str, delay: str) -> None:
             if expected_s is None:
                 continue
             counts = simulate(text, num_workers, delay)
-            # The first updates of an asynchronous run come before its steady pace: at most one
+            # The first updates of an asynchronous run precede its steady state: at most one
             # step of each worker is missing, which is a share of 1 / (updates an own step).
             first = conditions.mean_step_s(0) / counts.times_s[-1] if "async" in text else 0.0
             off_s = abs(counts.mean_update_s() - expected_s)
-            # A list may have an end that no run of this length ever sees: 1e-5 is for it.
+            # A run of this length may never draw the last value of a list, hence 1e-5.
             allowed_s = 4 * counts.error_update_s() + (first + 1e-5) * expected_s
             assert off_s <= allowed_s, (text, num_workers, counts.mean_update_s(), expected_s)
             num_held += 1
@@ -66,7 +66,7 @@ def test_an_update_takes_what_theory_says(name: str, delay: str) -> None:
 
 @pytest.mark.parametrize("delay", ["exp:1s", "pareto:3,1s"])
 @pytest.mark.parametrize("text", ["k-async:2", "k-async:5", "k-batch-async:2", "async"])
-def test_staleness_does_not_depend_on_the_distribution(text: str, delay: str) -> None:
+def test_staleness_is_independent_of_the_delay_distribution(text: str, delay: str) -> None:
     protocol = parse(text, 20)
     counts = TimingRun(
         protocol, Conditions(delays=(parse_delay(delay),) * 20, slow={0: 4.0}, seed=SEED)
@@ -76,7 +76,7 @@ def test_staleness_does_not_depend_on_the_distribution(text: str, delay: str) ->
     assert mean == pytest.approx(expected, rel=0.01)
 
 
-def test_the_fresh_share_of_k_async_is_k_over_p() -> None:
+def test_fresh_share_of_k_async_matches_theory() -> None:
     counts = simulate("k-async:5", 20, "exp:1s")
     assert counts.staleness[0] / counts.pushes == pytest.approx(fresh_share(20, 5), abs=0.03)
 
@@ -87,7 +87,7 @@ def test_the_fresh_share_of_k_async_is_k_over_p() -> None:
      ("k-batch-sync:6", 2.128), ("k-async:6", 2.053), ("k-batch-async:6", 1.5),
      ("k-batch-sync:8", 2.667)],
 )  # fmt: skip
-def test_shifted_exponentials_of_eight_workers_take_the_times_of_the_table(
+def test_shifted_exponential_delays_take_the_times_of_the_table(
     text: str, expected_s: float
 ) -> None:
     conditions = Conditions(delays=(parse_delay("1s+exp:1s"),) * 8, seed=SEED)
@@ -95,7 +95,7 @@ def test_shifted_exponentials_of_eight_workers_take_the_times_of_the_table(
     assert abs(counts.mean_update_s() - expected_s) <= 0.02 * expected_s + counts.error_update_s()
 
 
-def test_workers_that_differ_add_their_rates() -> None:
+def test_rates_of_unequal_workers_add_up() -> None:
     conditions = Conditions(
         delays=tuple(parse_delay(text) for text in ("exp:1s", "2s", "pareto:3,1s")),
         slow={0: 2.0}, phases={1: Phases(factor=4.0, fast_s=30.0, slow_s=10.0)}, seed=SEED,

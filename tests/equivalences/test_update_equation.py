@@ -1,8 +1,8 @@
-"""Every protocol computes its update equation, live and inline alike.
+"""Every protocol follows its update equation, live and inline.
 
-A run of real processes, with one slow worker and random delays, is held against the update
-equation after the arrival order of its trace, with the exact stale parameters; and against an
-inline run that hears the same pushes in the same order. One test a protocol: a live run is dear.
+A run of real processes, with one slow worker and random delays, is compared to the update
+equation in the arrival order of its trace, with the exact stale parameters; and to an inline run
+that gets the same pushes in the same order. One test per protocol, because live runs are slow.
 """
 
 from pathlib import Path
@@ -31,7 +31,7 @@ STRAGGLERS = {"slow": ("0=3x",), "delay": ("exp:3ms",)}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_live_run_is_the_update_equation_and_the_inline_run_of_its_arrivals(
+def test_live_run_follows_the_update_equation_and_equals_inline(
     tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = WITH_BATCH_NORM
@@ -41,13 +41,13 @@ def test_a_live_run_is_the_update_equation_and_the_inline_run_of_its_arrivals(
     with same_arrivals(live, monkeypatch):
         inline = train(task, tmp_path / "inline", workers=3, protocol=protocol, engine="inline")
     assert inline.orders == live.orders
-    assert [one.ticket for one in inline.pushes] == [one.ticket for one in live.pushes]
+    assert [push.ticket for push in inline.pushes] == [push.ticket for push in live.pushes]
     assert differ(inline.state, live.state) < CLOSE
 
 
 @pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:1", "local-sgd:3"])
-def test_peers_compute_the_update_equation(tmp_path: Path, protocol: str) -> None:
-    """With batch norm: buffers are averaged by samples, counters take the maximum."""
+def test_peers_follow_the_update_equation(tmp_path: Path, protocol: str) -> None:
+    """With batch norm: buffers are averaged by samples, counters are the maximum."""
     run = train(
         WITH_BATCH_NORM, tmp_path, workers=2, protocol=protocol, path="peers", slow=("1=2x",)
     )
@@ -58,14 +58,16 @@ def test_peers_compute_the_update_equation(tmp_path: Path, protocol: str) -> Non
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_inline_run_is_the_update_equation(tmp_path: Path, protocol: str) -> None:
+def test_inline_run_follows_the_update_equation(tmp_path: Path, protocol: str) -> None:
     run = train(WITH_BATCH_NORM, tmp_path, workers=3, protocol=protocol, engine="inline")
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     assert differ(run.state, _equation(run, protocol, workers=3)) < CLOSE
 
 
-def test_inline_and_peers_decide_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What peers do without asking anybody is what the coordinator would have said."""
+def test_inline_and_peers_make_the_same_decisions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Peers decide without a coordinator exactly as the coordinator would."""
     peers = train(TASK, tmp_path / "peers", workers=2, protocol="full-sync", path="peers")
     with same_arrivals(peers, monkeypatch):
         inline = train(TASK, tmp_path / "inline", workers=2, protocol="full-sync", engine="inline")
@@ -73,7 +75,7 @@ def test_inline_and_peers_decide_alike(tmp_path: Path, monkeypatch: pytest.Monke
     assert differ(peers.state, inline.state) < CLOSE
 
 
-def test_the_same_inline_run_twice_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+def test_repeated_inline_run_is_bitwise_identical(tmp_path: Path) -> None:
     once, again = (
         train(WITH_BATCH_NORM, tmp_path / name, workers=3, protocol="k-async:2", engine="inline")
         for name in ("once", "again")

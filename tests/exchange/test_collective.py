@@ -1,4 +1,4 @@
-"""The collective of docs/add-a-collective.md comes to what the plain loop does."""
+"""The collective of docs/add-a-collective.md gives the plain loop's result."""
 
 import functools
 import importlib
@@ -30,7 +30,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "add-a-collective.md"
 
 
 def model_of_a_member(make: Any, folder: str) -> nn.Module:
-    """In a member the table has the page's class; the all-reduce that it replaces is gone."""
+    """In a member the table has the page's class; the replaced all-reduce is gone."""
     if "RANK" in os.environ:
         sys.path.insert(0, folder)
         exchange.AVERAGINGS["collective"] = "tree:TreeAveraging"
@@ -39,7 +39,7 @@ def model_of_a_member(make: Any, folder: str) -> nn.Module:
     return model
 
 
-def test_members_meet_in_a_folder_of_any_name(tmp_path: Path) -> None:
+def test_members_rendezvous_in_a_folder_of_any_name(tmp_path: Path) -> None:
     folder = tmp_path / "run #1? a%20b"
     folder.mkdir()
     group = start_group(str(folder / "rendezvous"), 0, 1, torch.device("cpu"))
@@ -51,7 +51,7 @@ def test_members_meet_in_a_folder_of_any_name(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("task", [TASK, WITH_BATCH_NORM], ids=["plain", "with buffers"])
-def test_the_collective_of_the_page_does_what_it_says(tmp_path: Path, task: Any) -> None:
+def test_the_documented_collective_works_as_described(tmp_path: Path, task: Any) -> None:
     (tmp_path / "tree.py").write_text(PAGE.read_text().split("```python\n")[1].split("```")[0])
     chosen = {"workers": 3, "protocol": "full-sync", "path": "collective"}
     expected = train(task, tmp_path / "expected", **chosen) if task is WITH_BATCH_NORM else None
@@ -69,7 +69,7 @@ KNOWN_TO_GLOO = {
 
 
 class SameInAll:
-    """Three members, all of which have what this one has."""
+    """Three members with equal tensors."""
 
     def all_reduce(self, tensor: Tensor, *, is_maximum: bool, at_once: bool) -> Made:
         assert tensor.dtype in KNOWN_TO_GLOO
@@ -79,16 +79,16 @@ class SameInAll:
         return Made()
 
 
-def test_buffers_that_are_the_same_in_all_stay_as_they_are_whatever_their_type() -> None:
+def test_equal_buffers_of_any_dtype_are_unchanged_by_averaging() -> None:
     numbers = torch.arange(2000.0) / 64 + 1.0
     types = (torch.float32, torch.bfloat16, torch.float16, torch.int16, torch.uint16, torch.bool)
-    buffers = [numbers.to(one) for one in types]
+    buffers = [numbers.to(dtype) for dtype in types]
     member = object.__new__(DistributedAveraging)
     member._group = SameInAll()  # type: ignore[assignment]  # only what buffers need
-    member._replica = SimpleNamespace(buffers=[one.clone() for one in buffers])  # type: ignore[assignment]  # as above
+    member._replica = SimpleNamespace(buffers=[buffer.clone() for buffer in buffers])  # type: ignore[assignment]  # as above
     member._reduce_buffers(1 / 3)
-    for found, before in zip(member._replica.buffers, buffers, strict=True):
-        assert torch.equal(found, before)
+    for result, before in zip(member._replica.buffers, buffers, strict=True):
+        assert torch.equal(result, before)
 
 
 UNEVEN = 13
@@ -118,7 +118,7 @@ def in_shared_memory(workers: int, protocol: str) -> Any:
         (4, "hierarchical:2"),
     ],
 )  # fmt: skip
-def test_a_run_comes_to_what_shared_memory_does(
+def test_a_run_matches_shared_memory(
     tmp_path: Path, workers: int, protocol: str, collective: str
 ) -> None:
     chosen = {"workers": workers, "protocol": protocol, "batch_size": UNEVEN}
@@ -130,7 +130,7 @@ def test_a_run_comes_to_what_shared_memory_does(
     assert differ(run.state, in_shared_memory(workers, protocol)) < 1e-6
 
 
-def test_the_table_has_what_the_page_says() -> None:
+def test_the_table_has_the_documented_averagings() -> None:
     assert sorted(exchange.AVERAGINGS) == ["collective", "peers"]
     for name in exchange.AVERAGINGS.values():
         module, _, kind = name.partition(":")

@@ -1,4 +1,4 @@
-"""Gradients in fewer bytes, between real members over gloo, and what they have not sent."""
+"""Compressed gradients between real members over gloo, and their residual."""
 
 import math
 import os
@@ -62,7 +62,7 @@ save_file({"loss": loss, **state}, f"own-{os.environ.get('RANK', 'alone')}.safet
 
 
 def own_states(folder: Path, **settings: Any) -> list[dict[str, Tensor]]:
-    """The same script by these workers: what each has at its end, the loss in it."""
+    """The script's final states, one a worker, with the loss."""
     folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text(SCRIPT)
     run_script(folder / "train.py", folder, path="collective", **settings)
@@ -73,21 +73,21 @@ def own_states(folder: Path, **settings: Any) -> list[dict[str, Tensor]]:
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, float]:
-    """Of the script by plain PyTorch, by its model."""
-    found = {}
+    """Losses of the script under plain PyTorch, by model."""
+    result = {}
     for model in ("softmax", "mlp"):
         folder = tmp_path_factory.mktemp(model)
         (folder / "train.py").write_text(SCRIPT)
         env = {**os.environ, "MODEL": model, "PYTHONPATH": os.pathsep.join(sys.path)}
         forked.run(["train.py"], cwd=folder, env=env).check_returncode()
-        found[model] = float(load_file(folder / "own-alone.safetensors")["loss"])
-    return found
+        result[model] = float(load_file(folder / "own-alone.safetensors")["loss"])
+    return result
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", COMPRESSORS)
 @pytest.mark.parametrize(("workers", "model"), [(2, "mlp"), (3, "softmax")])
-def test_training_comes_to_the_loss_without_compression_and_to_equal_weights(
+def test_training_keeps_its_loss_and_gives_equal_weights(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     losses: Mapping[str, float],
@@ -109,7 +109,7 @@ def test_training_comes_to_the_loss_without_compression_and_to_equal_weights(
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("compress", ["int8", "topk:10%"])
-def test_differences_of_local_steps_are_compressed_likewise(
+def test_differences_of_local_steps_are_compressed_too(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     losses: Mapping[str, float],
@@ -130,12 +130,12 @@ def compressed_run(folder: Path, task: Any = TASK, **settings: Any) -> Run:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("compress", ["int8", "powersgd:1"])
-def test_what_is_begun_again_goes_on_with_what_was_not_sent(tmp_path: Path, compress: str) -> None:
-    """Without it the rest of the run would be another one, by far more than rounding."""
+def test_a_restarted_run_keeps_its_residual(tmp_path: Path, compress: str) -> None:
+    """Without it the rest of the run would differ by far more than rounding."""
     inside = Fault(point="inside an all-reduce", call=7)
     settings = {"respawn": True, "checkpoint_every": "1 updates", "compress": compress}
     run = compressed_run(tmp_path / "killed", with_fault(TASK, inside), **settings)
-    (resumed,) = [one for one in run.records if isinstance(one, Resumed)]
+    (resumed,) = [record for record in run.records if isinstance(record, Resumed)]
     assert resumed.version > 1
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     whole = compressed_run(tmp_path / "whole", compress=compress)
@@ -144,8 +144,8 @@ def test_what_is_begun_again_goes_on_with_what_was_not_sent(tmp_path: Path, comp
 
 
 @pytest.mark.timeout(60)
-def test_after_a_death_in_a_step_the_others_go_on_through_the_store(tmp_path: Path) -> None:
-    """Whole, and what they had not sent waits."""
+def test_after_a_death_in_a_step_others_continue_through_the_store(tmp_path: Path) -> None:
+    """They push whole gradients, and the residual waits."""
     run = compressed_run(tmp_path, with_fault(TASK, Fault(call=4)))
     assert run.left == ["killed by signal 9"]
     assert run.notes == ["peers go on through the store"]
@@ -153,7 +153,7 @@ def test_after_a_death_in_a_step_the_others_go_on_through_the_store(tmp_path: Pa
 
 
 @pytest.mark.timeout(60)
-def test_the_trace_says_what_was_asked_for_and_what_a_worker_sends(tmp_path: Path) -> None:
+def test_the_trace_has_the_compressor_and_the_bytes_sent(tmp_path: Path) -> None:
     run = compressed_run(tmp_path, workers=2)
     header = run.records[0]
     assert isinstance(header, Header)
@@ -182,7 +182,7 @@ def test_the_trace_says_what_was_asked_for_and_what_a_worker_sends(tmp_path: Pat
         ({"compress": "powersgd:0"}, r"powersgd:R needs R >= 1"),
     ],
 )
-def test_what_cannot_carry_it_is_refused_before_anything_starts(
+def test_unsupported_settings_are_refused_at_the_start(
     tmp_path: Path, settings: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
@@ -217,14 +217,16 @@ def made(name: str, seat: int = 0, num_members: int = 1) -> CompressedGradient:
 def exchange_alone(
     compressed: CompressedGradient, block: Tensor, due: Fragment | None = None
 ) -> Tensor:
-    """The mean of one member."""
+    """The mean over one member."""
     mean = block.clone()
     for exchanging in compressed.begin_all(block, 1.0, mean, due):
-        asked = next(exchanging)
+        operation = next(exchanging)
         while True:
-            is_gathered = type(asked).__name__ == "AllGather"
+            is_gathered = type(operation).__name__ == "AllGather"
             try:
-                asked = exchanging.send(asked.tensor[None] if is_gathered else asked.tensor)
+                operation = exchanging.send(
+                    operation.tensor[None] if is_gathered else operation.tensor
+                )
             except StopIteration:
                 break
     return mean
@@ -240,21 +242,21 @@ def a_gradient(seed: int = 0) -> Tensor:
 
 
 def in_float32(block: Tensor) -> list[Tensor]:
-    """A block's numbers, a run each."""
+    """A block's numbers, one tensor a run."""
     runs = section_of(Mixed()).runs()
     return [Span(start, stop, dtype).of(block).float() for dtype, start, stop in runs]
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_of_fragments_each_keeps_what_it_has_not_sent(name: str) -> None:
-    """Over rounds in which one is exchanged at a time: the rest is as it was, to the last bit."""
+def test_each_fragment_keeps_its_residual(name: str) -> None:
+    """One is exchanged at a time: the rest is unchanged, bit for bit."""
     compression, section = parse(example(name)), section_of(Mixed())
     assert compression is not None
     fragments = Fragments(section, 3)
     compressed = CompressedGradient(compression, section, 0, 1, torch.device("cpu"), 3)
     for update in range(7):
         due = fragments.of(update, is_last=update == 4)
-        before = [one.clone() for one in compressed.remember()["residual"]]
+        before = [part.clone() for part in compressed.remember()["residual"]]
         block = a_gradient(update)
         mean = exchange_alone(compressed, block, due)
         compressed.keep_fragment(due)
@@ -272,10 +274,10 @@ def test_of_fragments_each_keeps_what_it_has_not_sent(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_every_type_of_numbers_is_carried_and_nothing_is_lost(name: str) -> None:
+def test_every_dtype_is_compressed_and_nothing_is_lost(name: str) -> None:
     compressed = made(name)
     for update in range(3):
-        before = [one.clone() for one in compressed.remember()["residual"]]
+        before = [part.clone() for part in compressed.remember()["residual"]]
         block = a_gradient(update)
         mean = exchange_alone(compressed, block)
         compressed.keep([1] * 6, mean)
@@ -287,13 +289,13 @@ def test_every_type_of_numbers_is_carried_and_nothing_is_lost(name: str) -> None
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_what_was_not_sent_stays_however_gradients_are_cut(name: str) -> None:
+def test_unsent_residual_is_kept_when_gradients_are_cut(name: str) -> None:
     compressed = made(name)
     block = a_gradient()
     compressed.keep([1] * 6, exchange_alone(compressed, block))
     before = compressed.remember()
     places = section_of(Mixed()).places
-    ends = [*(one.offset for one in places[1:]), section_of(Mixed()).stop]
+    ends = [*(place.offset for place in places[1:]), section_of(Mixed()).stop]
     spans = [Span(one.offset, end, one.dtype) for one, end in zip(places, ends, strict=True)]
     compressed.cut(spans[::-1])
     after = compressed.remember()
@@ -304,30 +306,32 @@ def test_what_was_not_sent_stays_however_gradients_are_cut(name: str) -> None:
         assert torch.equal(value, after["common"][key]), key
 
 
-def test_each_takes_its_own_and_of_another_number_the_first_takes_all() -> None:
+def test_each_member_restores_its_residual_or_the_first_takes_the_sum() -> None:
     parts = []
     for seat in range(3):
-        one = made("topk", seat, 1)
-        one.keep([1] * 6, exchange_alone(one, a_gradient(seat)))
-        parts.append(one.remember())
+        kept = made("topk", seat, 1)
+        kept.keep([1] * 6, exchange_alone(kept, a_gradient(seat)))
+        parts.append(kept.remember())
     for seat in range(3):
         again = made("topk", seat, 3)
         again.go_on(3, parts.__getitem__)
-        for found, saved in zip(again.remember()["residual"], parts[seat]["residual"], strict=True):
-            assert torch.equal(found, saved)
+        for results, saved in zip(
+            again.remember()["residual"], parts[seat]["residual"], strict=True
+        ):
+            assert torch.equal(results, saved)
     for num_members in (2, 4):
         members = [made("topk", seat, num_members) for seat in range(num_members)]
-        for one in members:
-            one.go_on(3, parts.__getitem__)
+        for kept in members:
+            kept.go_on(3, parts.__getitem__)
         for run in range(3):
             total = sum(part["residual"][run] for part in parts)
-            found = [one.remember()["residual"][run] for one in members]
-            torch.testing.assert_close(found[0], total)
-            assert not any(one.any() for one in found[1:])
+            results = [member.remember()["residual"][run] for member in members]
+            torch.testing.assert_close(results[0], total)
+            assert not any(result.any() for result in results[1:])
 
 
 class KeeperOfACheckpoint:
-    """A checkpoint that has what two members had not sent."""
+    """A checkpoint with the residual of two members."""
 
     def __init__(self, parts: Sequence[Mapping[str, Any]]) -> None:
         self._parts = parts
@@ -340,15 +344,15 @@ class KeeperOfACheckpoint:
 
 
 @pytest.mark.parametrize("is_newcomer", [False, True])
-def test_a_newcomer_takes_nothing_of_the_checkpoint_that_the_run_began_with(
+def test_a_newcomer_takes_no_residual_from_the_initial_checkpoint(
     is_newcomer: bool,
 ) -> None:
-    """Whom it follows has sent that since, so it would count twice."""
+    """The member it replaces has sent that since, so it would count twice."""
     parts = []
     for seat in range(2):
-        one = made("topk", seat, 2)
-        one.keep([1] * 6, exchange_alone(one, a_gradient(seat)))
-        parts.append(one.remember())
+        member = made("topk", seat, 2)
+        member.keep([1] * 6, exchange_alone(member, a_gradient(seat)))
+        parts.append(member.remember())
     prepared: Any = SimpleNamespace(
         _context=Context(compress="topk:10%", is_newcomer=is_newcomer),
         _keeper=KeeperOfACheckpoint(parts),
@@ -357,11 +361,11 @@ def test_a_newcomer_takes_nothing_of_the_checkpoint_that_the_run_began_with(
     replica: Any = SimpleNamespace(layout=layout, device=torch.device("cpu"))
     exchange: Any = SimpleNamespace(hooks=ScriptHooks(), seat=0, num_workers=2)
     Prepared._compress(prepared, exchange, replica)
-    found = exchange.hooks.compressed.remember()["residual"]
-    assert any(bool(one.any()) for one in found) is not is_newcomer
+    results = exchange.hooks.compressed.remember()["residual"]
+    assert any(bool(result.any()) for result in results) is not is_newcomer
 
 
-def test_what_came_for_a_parameter_that_nobody_stepped_waits_on() -> None:
+def test_the_mean_of_an_unstepped_parameter_is_kept() -> None:
     compressed = made("topk")
     block = a_gradient()
     mean = exchange_alone(compressed, block)
@@ -370,9 +374,9 @@ def test_what_came_for_a_parameter_that_nobody_stepped_waits_on() -> None:
     for number, run in ((0, 0), (2, 2), (5, 2)):
         place, start = places[number], list(section_of(Mixed()).runs())[run][1]
         at = (place.offset - start) // place.dtype.itemsize
-        found = compressed.remember()["residual"][run][at : at + place.numel]
+        result = compressed.remember()["residual"][run][at : at + place.numel]
         close = 0.01 if run == 0 else 1e-6
-        torch.testing.assert_close(found, place.flat(block).float(), rtol=close, atol=close)
+        torch.testing.assert_close(result, place.flat(block).float(), rtol=close, atol=close)
 
 
 # -- bytes on the wire ---------------------------------------------------------------------------
@@ -428,7 +432,9 @@ dist.destroy_process_group()
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_the_formula_is_what_the_system_counts(tmp_path: Path, num_ranks: int) -> None:
+def test_the_formula_matches_the_bytes_that_the_system_counts(
+    tmp_path: Path, num_ranks: int
+) -> None:
     (tmp_path / "rank.py").write_text(RANK)
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     texts = list(map(example, COMPRESSORS))
@@ -438,13 +444,13 @@ def test_the_formula_is_what_the_system_counts(tmp_path: Path, num_ranks: int) -
         )
         for rank in range(num_ranks)
     ]
-    for one in ranks:
-        said, _ = one.communicate(timeout=80)
-        assert one.returncode == 0
-        lines = [line.split() for line in said.splitlines()]
+    for rank in ranks:
+        output, _ = rank.communicate(timeout=80)
+        assert rank.returncode == 0
+        lines = [line.split() for line in output.splitlines()]
         assert [line[0] for line in lines] == texts
         for text, counted, formula in lines:
-            # gloo has a header for each part of a message that it sends by itself
+            # gloo has a header for each part of a message that it sends separately
             assert float(formula) <= float(counted) + 4, text
             assert float(counted) < 1.02 * float(formula) + 3000, text
 
@@ -473,10 +479,8 @@ for epoch in pace.epochs(24):
 
 
 @pytest.mark.parametrize("compress", ["int8", "topk:50%"])
-def test_a_parameter_that_is_frozen_during_the_run_is_in_no_later_sum(
-    tmp_path: Path, compress: str
-) -> None:
-    """What was sent of it before came back into its place, and was added up again each time."""
+def test_a_frozen_parameter_is_in_no_later_sum(tmp_path: Path, compress: str) -> None:
+    """Otherwise its earlier sum would return to its place and be added again each time."""
     script = tmp_path / "train.py"
     script.write_text(FROZEN)
     run = run_script(

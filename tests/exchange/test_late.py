@@ -1,4 +1,4 @@
-"""A mean that is on its way: what it is of, and that nothing else is touched."""
+"""A pending mean: what it contains, and that nothing else is changed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,14 +15,14 @@ from paceline.store.layout import lay_out
 
 
 class Done:
-    """An operation that is over when it is waited for."""
+    """An operation that completes when it is awaited."""
 
     def __init__(self, finish: Callable[[], Any]) -> None:
         self.wait = finish
 
 
 class Alone:
-    """A group whose other member sends what this one does, and which counts what was begun."""
+    """A group whose other member sends the same, and which counts started operations."""
 
     rank, size = 0, 2
 
@@ -65,26 +65,26 @@ def rig(compress: str = "none") -> tuple[LateMean, Alone, Fragments, list[Tensor
     return late, group, Fragments(section, 2), views
 
 
-def test_only_what_is_due_is_summed_and_only_when_it_is_waited_for() -> None:
+def test_only_the_due_fragment_is_summed_and_awaited_when_needed() -> None:
     late, group, fragments, views = rig()
     assert late.finish() is None
     late.begin(fragments.each[1], 0.25)
     late.go_on()
     assert (group.begun, group.over) == (1, 0), "a sum is waited for when it is needed"
     assert late.finish() is fragments.each[1]
-    assert [float(one[0]) for one in views] == [1.0, 2 * 2 * 0.25]
+    assert [float(view[0]) for view in views] == [1.0, 2 * 2 * 0.25]
     assert late.finish() is None
 
 
-def test_who_has_no_part_sends_zeros() -> None:
+def test_a_member_without_a_part_sends_zeros() -> None:
     late, _, fragments, views = rig()
     late.begin(fragments.each[0], 0.0)
     late.finish()
-    assert [float(one[0]) for one in views] == [0.0, 2.0]
+    assert [float(view[0]) for view in views] == [0.0, 2.0]
 
 
 @pytest.mark.parametrize("compress", ["int8", "int4"])
-def test_a_second_operation_begins_halfway(compress: str) -> None:
+def test_a_second_operation_starts_halfway(compress: str) -> None:
     late, group, fragments, views = rig(compress)
     late.begin(fragments.each[0], 0.5)
     assert (group.begun, group.over) == (1, 0)

@@ -1,4 +1,4 @@
-"""Where members are in a step that all make together, told from the lines that they show."""
+"""The stage of members in a joint step, read from the lines that they show."""
 
 import math
 
@@ -14,7 +14,7 @@ STEP_OF_SECOND = 8.0
 
 
 def line(stage: float) -> Line:
-    """What a member with two samples shows."""
+    """The line of a member with two samples."""
     return Line(
         num_samples=0.0, weight=2.0, loss=0.5, fault=0.0, compute_s=0.0, wait_s=0.0, push_s=0.0,
         input_s=0.0, squared_norm=0.0, max_norm=math.inf, max_value=math.inf, hyper=7.0,
@@ -22,14 +22,14 @@ def line(stage: float) -> Line:
     )  # fmt: skip
 
 
-def test_who_has_no_mini_batch_reads_where_the_others_are() -> None:
+def test_a_member_without_a_mini_batch_reads_the_others_stage() -> None:
     lines = [line(stage=Stage.FOLLOWS), line(stage=STEP_OF_SECOND + Stage.ENTERS)]
     assert stage_of(lines) == (Stage.ENTERS, 1)
     assert stage_of([line(stage=Stage.FOLLOWS), line(stage=Stage.PUSHES)]) == (Stage.PUSHES, 0)
     _refuse_elsewhere(lines)
 
 
-def test_all_at_one_stage_go_on() -> None:
+def test_members_at_one_stage_continue() -> None:
     for stage in (Stage.ENTERS, Stage.STEPS, Stage.CLIPS, Stage.EVALUATED):
         _refuse_elsewhere([line(stage=stage), line(stage=stage)])
 
@@ -43,11 +43,11 @@ def test_all_at_one_stage_go_on() -> None:
         (Stage.STEPS, STEP_OF_SECOND + Stage.STEPS, "worker 1 .* of another optimizer"),
     ],
 )
-def test_two_at_different_stages_are_named(one: float, other: float, words: str) -> None:
+def test_members_at_different_stages_are_named(one: float, other: float, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         _refuse_elsewhere([line(stage=one), line(stage=other)])
 
 
-def test_where_one_has_left_since_the_run_stops_the_step_is_left() -> None:
+def test_a_step_is_called_off_when_a_member_left_at_a_stop() -> None:
     with pytest.raises(Superseded):
         _refuse_elsewhere([line(stage=Stage.EVALUATED), line(stage=Stage.LEFT)])

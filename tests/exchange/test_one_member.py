@@ -1,4 +1,4 @@
-"""One member, and a channel that says what a coordinator would: no process, no thread, no clock."""
+"""One member, and a channel with a coordinator's messages: no process, no thread, no clock."""
 
 import math
 import time
@@ -52,7 +52,7 @@ class ToldChannel:
         return [message, self.to_come.popleft()] if isinstance(message, messages.Job) else [message]
 
     def last(self, kind: type) -> Any:
-        return next(one for one in reversed(self.sent) if isinstance(one, kind))
+        return next(message for message in reversed(self.sent) if isinstance(message, kind))
 
 
 class Rig:
@@ -63,8 +63,8 @@ class Rig:
         self.model, self.alone = nn.Linear(3, 2), nn.Linear(3, 2)
         self.alone.load_state_dict(self.model.state_dict())
         self.optimizer, self.its = (
-            torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.5)
-            for one in (self.model, self.alone)
+            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+            for model in (self.model, self.alone)
         )
         replica = Replica(self.model, self.optimizer, self.optimizer)
         self.control = Control(PrivateMemory(control_bytes(1)), 1)
@@ -91,7 +91,7 @@ class Rig:
         return Grant(Ticket(0, number, number), (LEASES[number],))
 
     def step(self, value: float = 1.0) -> None:
-        """A gradient of this value, pushed; through the store the member is told to finish it."""
+        """Push a gradient of this value; through the store the member gets the job to finish it."""
         version = self.member.version
         for parameter in self.model.parameters():
             parameter.grad = torch.full_like(parameter, value)
@@ -107,11 +107,11 @@ class Rig:
 
     def is_as_alone(self) -> bool:
         pairs = zip(self.model.parameters(), self.alone.parameters(), strict=True)
-        return all(torch.equal(one, other) for one, other in pairs)
+        return all(torch.equal(value, other) for value, other in pairs)
 
 
 @PATHS
-def test_a_member_comes_to_what_the_optimizer_does_alone(path: str) -> None:
+def test_a_member_matches_the_optimizer_alone(path: str) -> None:
     rig = Rig()
     rig.open(path)
     for value in (1.0, -0.5, 0.25):
@@ -123,14 +123,19 @@ def test_a_member_comes_to_what_the_optimizer_does_alone(path: str) -> None:
     assert rig.member.applied(3) == 3
 
 
-def test_an_epoch_between_peers_ends_in_rounds_that_are_told() -> None:
+def test_an_epoch_between_peers_ends_with_reported_rounds() -> None:
     rig = Rig()
     rig.open("peers")
     rig.channel.to_come.append(messages.EndEpoch(0, 4))
     for _ in LEASES:
         rig.step()
     assert rig.member.grant() is None
-    told = [row for one in rig.channel.sent if isinstance(one, messages.Rounds) for row in one.rows]
+    told = [
+        row
+        for message in rig.channel.sent
+        if isinstance(message, messages.Rounds)
+        for row in message.rows
+    ]
     assert [row.entries[0].num_samples for row in told] == [2, 2, 2, 2]
     rig.channel.to_come += [messages.OpenEpoch(1, False, -1, 4, (0,), 0.0), rig.grant(3)]
     assert rig.member.open_epoch(1, None)
@@ -140,14 +145,14 @@ def test_an_epoch_between_peers_ends_in_rounds_that_are_told() -> None:
 
 
 @PATHS
-def test_a_gradient_that_is_not_finite_is_refused_by_name(path: str) -> None:
+def test_a_non_finite_gradient_is_refused_by_name(path: str) -> None:
     rig = Rig()
     rig.open(path)
     with pytest.raises(WorkerError, match=r"worker 0: the gradient of 'weight' is not finite"):
         rig.step(math.nan)
 
 
-def test_or_it_changes_nothing_and_counts_for_no_schedule() -> None:
+def test_a_skipped_non_finite_gradient_changes_nothing() -> None:
     rig = Rig(nonfinite_is_error=False)
     rig.open("peers")
     rig.step(math.inf)
@@ -155,7 +160,7 @@ def test_or_it_changes_nothing_and_counts_for_no_schedule() -> None:
     assert (rig.member.version, rig.member.applied(1)) == (1, 0)
 
 
-def test_what_peers_cannot_do_is_done_through_the_store() -> None:
+def test_a_request_that_peers_cannot_serve_uses_the_store() -> None:
     rig = Rig()
     rig.open("peers")
     rig.step()
@@ -168,12 +173,12 @@ def test_what_peers_cannot_do_is_done_through_the_store() -> None:
     assert rig.is_as_alone()
 
 
-def test_by_a_collective_it_is_refused() -> None:
+def test_a_collective_refuses_what_it_cannot_serve() -> None:
     with pytest.raises(ConfigError, match=r"step.skip\(\) is not supported on path 'collective'"):
         object.__new__(DistributedAveraging).refuse("step.skip()")
 
 
-def test_work_that_is_called_off_is_left_inside_a_step_only() -> None:
+def test_work_is_called_off_inside_a_step_only() -> None:
     rig = Rig()
     rig.open("store")
     rig.control[rig.control.cancelled[0]] = 1
@@ -191,7 +196,7 @@ def test_work_that_is_called_off_is_left_inside_a_step_only() -> None:
     rig.member.check()
 
 
-def test_a_simulated_delay_ends_early_where_work_is_called_off() -> None:
+def test_a_simulated_delay_ends_when_work_is_called_off() -> None:
     rig = Rig()
     rig.open("store")
     rig.control[rig.control.cancelled[0]] = 1
@@ -220,7 +225,7 @@ def test_skipping_is_advised_only_where_it_is_allowed(overlap_steps: int) -> Non
     ("collective", "overlap_steps", "can_skip"),
     [("native", 0, True), ("native", 2, False), ("shared", 2, True), ("", 2, True)],
 )
-def test_a_push_that_is_given_up_advises_skipping_only_where_it_is_allowed(
+def test_a_refused_push_advises_skipping_only_where_it_is_allowed(
     collective: str, overlap_steps: int, can_skip: bool
 ) -> None:
     member = Rig().member
@@ -235,7 +240,7 @@ def test_a_push_that_is_given_up_advises_skipping_only_where_it_is_allowed(
     assert ("--nonfinite skip" in str(caught.value)) == can_skip
 
 
-def test_a_stop_where_work_is_waited_for_ends_the_epoch() -> None:
+def test_a_stop_while_waiting_for_work_ends_the_epoch() -> None:
     rig = Rig()
     rig.open("store")
     rig.channel.to_come.append(messages.Stop(0))
@@ -245,7 +250,7 @@ def test_a_stop_where_work_is_waited_for_ends_the_epoch() -> None:
     assert rig.member.is_cut_short
 
 
-def test_jobs_come_before_the_message_behind_them() -> None:
+def test_jobs_are_done_before_the_message_after_them() -> None:
     rig = Rig()
     rig.open("store")
     rig.step()
@@ -256,7 +261,7 @@ def test_jobs_come_before_the_message_behind_them() -> None:
     assert rig.control.version == 2
 
 
-def test_who_is_the_main_one_goes_first_through_a_block() -> None:
+def test_the_main_member_enters_a_block_first() -> None:
     control = Control(PrivateMemory(control_bytes(2)), 2)
     first, other = (
         Turns(control, seat, lambda seat=seat: seat == 0, pytest.fail) for seat in range(2)
@@ -267,7 +272,7 @@ def test_who_is_the_main_one_goes_first_through_a_block() -> None:
         assert not is_first
 
 
-def test_a_newcomer_that_is_sent_away_ends() -> None:
+def test_a_dismissed_newcomer_ends() -> None:
     rig = Rig()
     rig.channel.to_come.append(messages.SentAway())
     with pytest.raises(Stopped):

@@ -1,4 +1,4 @@
-"""What a member keeps of its own, step by step, without any other."""
+"""A member's own changes, step by step, without another member."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -46,20 +46,20 @@ class Copy:
 
 
 @pytest.mark.parametrize(("version", "held"), [(0, [10, 2, 3]), (4, [1, 20, 3]), (5, [1, 2, 30])])
-def test_only_what_is_due_is_taken_over(version: int, held: list[float]) -> None:
+def test_only_the_due_fragment_is_taken_over(version: int, held: list[float]) -> None:
     copy = Copy()
     copy.push(version)
     copy.pull(version + 1)
     assert copy.held() == held
 
 
-def test_who_has_pushed_nothing_yet_takes_all() -> None:
+def test_a_member_without_a_push_takes_all() -> None:
     copy = Copy()
     copy.pull(1)
     assert copy.held() == [10, 20, 30]
 
 
-def test_who_missed_updates_takes_what_they_were_of() -> None:
+def test_a_member_that_missed_updates_takes_their_fragments() -> None:
     copy = Copy()
     copy.push(0)
     copy.pull(2)  # of 0, its own, and of 1
@@ -70,8 +70,8 @@ def test_who_missed_updates_takes_what_they_were_of() -> None:
     assert copy.held() == [10, 20, 30]
 
 
-def test_who_is_asked_again_for_one_update_begins_from_the_base() -> None:
-    """Its first push has what it had changed."""
+def test_a_member_that_repeats_an_update_restarts_from_the_base() -> None:
+    """Its first push contains its changes."""
     for overlap in (0, 2):
         copy = Copy(overlap_steps=overlap)
         copy.push(1)
@@ -79,7 +79,7 @@ def test_who_is_asked_again_for_one_update_begins_from_the_base() -> None:
         assert copy.held() == [1, 20, 3]
 
 
-def test_the_last_update_of_an_epoch_leaves_nothing_of_its_own() -> None:
+def test_the_last_update_of_an_epoch_leaves_no_own_changes() -> None:
     for overlap in (0, 2):
         copy = Copy(overlap_steps=overlap)
         copy.push(1, is_last=True)
@@ -88,7 +88,7 @@ def test_the_last_update_of_an_epoch_leaves_nothing_of_its_own() -> None:
         assert copy.own.remember() == {}
 
 
-def test_what_is_given_back_takes_all_along() -> None:
+def test_returned_work_drops_all_own_changes() -> None:
     copy = Copy()
     copy.push(0)
     copy.own.forget()
@@ -97,9 +97,9 @@ def test_what_is_given_back_takes_all_along() -> None:
 
 
 @pytest.mark.parametrize("overlap", [1, 3])
-def test_it_is_merged_by_halves_after_so_many_steps(overlap: int) -> None:
-    copy, halfway, asked = Copy(overlap_steps=overlap), list[int](), list[int]()
-    copy.own.before_merge = lambda: asked.append(1)
+def test_own_changes_are_merged_in_halves_after_the_overlap_steps(overlap: int) -> None:
+    copy, halfway, merges = Copy(overlap_steps=overlap), list[int](), list[int]()
+    copy.own.before_merge = lambda: merges.append(1)
     copy.own.halfway = lambda: halfway.append(1)
     copy.push(1)
     copy.pull(2)
@@ -107,12 +107,12 @@ def test_it_is_merged_by_halves_after_so_many_steps(overlap: int) -> None:
         assert copy.held() == [1, 2, 3]
         copy.own.stepped()
     assert copy.held() == [1, 11, 3]
-    assert (len(asked), len(halfway), copy.num_marked) == (1, overlap // 2, 1)
+    assert (len(merges), len(halfway), copy.num_marked) == (1, overlap // 2, 1)
     copy.own.stepped()
     assert copy.held() == [1, 11, 3], "merged twice"
 
 
-def test_with_too_few_steps_it_is_merged_before_the_next_push() -> None:
+def test_with_too_few_steps_changes_are_merged_before_the_next_push() -> None:
     copy = Copy(overlap_steps=3)
     copy.push(1)
     copy.pull(2)
@@ -122,16 +122,16 @@ def test_with_too_few_steps_it_is_merged_before_the_next_push() -> None:
 
 @pytest.mark.parametrize("overlap", [0, 2])
 @pytest.mark.parametrize("has_pulled", [False, True])
-def test_what_goes_on_from_a_checkpoint_is_as_it_was(overlap: int, has_pulled: bool) -> None:
-    """Through the store one is taken after the push, between peers when the update stands."""
+def test_resumed_own_changes_equal_the_saved_ones(overlap: int, has_pulled: bool) -> None:
+    """Through the store it is taken after the push, between peers when the update is complete."""
 
-    def finish(one: Copy) -> list[float]:
+    def finish(resumed: Copy) -> list[float]:
         if not has_pulled:
-            one.pull(5)
-        one.own.stepped()
-        one.own.stepped()
-        one.push(5)
-        return one.held()
+            resumed.pull(5)
+        resumed.own.stepped()
+        resumed.own.stepped()
+        resumed.push(5)
+        return resumed.held()
 
     copy, other = Copy(overlap_steps=overlap), Copy(overlap_steps=overlap)
     copy.push(4)
@@ -144,7 +144,7 @@ def test_what_goes_on_from_a_checkpoint_is_as_it_was(overlap: int, has_pulled: b
     assert finish(other) == finish(copy)
 
 
-def test_all_at_once_is_remembered_by_nobody() -> None:
+def test_a_single_fragment_saves_no_own_changes() -> None:
     copy = Copy(num_fragments=1)
     copy.push(0)
     assert copy.own.remember() == {}

@@ -1,4 +1,4 @@
-"""The price of fewer bytes: what a link saves, what encoding costs, what bytes do not tell."""
+"""The price of compression: what a link saves, what encoding costs, what is not in the bytes."""
 
 import time
 
@@ -20,7 +20,7 @@ QUICK = LinkCost(latency_s=1e-9, s_per_byte=1e-9)
 
 
 def made(name: str) -> CompressedGradient:
-    """Of one of two members; gradients of two types of numbers."""
+    """The compressed gradient of one of two members, with two dtypes."""
     compression = parse(example(name))
     assert compression is not None
     model = nn.Sequential(nn.Linear(8, 40), nn.Linear(40, 16).to(torch.bfloat16))
@@ -29,7 +29,7 @@ def made(name: str) -> CompressedGradient:
 
 
 class SlowToBegin(MemberGroup):
-    """Two members alike, between which an operation takes a millisecond, whatever its bytes."""
+    """Two equal members, between which an operation takes a millisecond, whatever its bytes."""
 
     rank, size = 0, 2
 
@@ -51,7 +51,7 @@ class SlowToBegin(MemberGroup):
 
 
 class SlowInHalves(SlowToBegin):
-    """It adds up numbers of 16 bits as gloo does: in more time than twice as many of 32."""
+    """It sums 16-bit numbers as gloo does: slower than twice as many of 32 bits."""
 
     def all_reduce(
         self, tensor: Tensor, *, is_maximum: bool = False, at_once: bool = False
@@ -61,24 +61,24 @@ class SlowInHalves(SlowToBegin):
         return self
 
 
-def test_without_a_link_only_what_is_spent_is_known() -> None:
+def test_without_a_link_only_the_time_spent_is_known() -> None:
     price = price_alone(made("int8"))
     assert price.wins is None
     assert price.spent_s > 0.0
     assert price.sent_bytes < 0.5 * price.plain_bytes
 
 
-def test_a_slow_link_is_priced_by_its_bytes() -> None:
+def test_a_slow_link_is_priced_by_bytes() -> None:
     slow, link = LinkCost(latency_s=1e-3, s_per_byte=1e-3), GroupLink(SlowToBegin())
     began_s = time.perf_counter()
     price = MadeUpGradients(made("int8")).price_on(link, slow, lambda: None)
     assert price.plain_s is not None
-    assert price.plain_s > time.perf_counter() - began_s  # nobody has waited for it
+    assert price.plain_s > time.perf_counter() - began_s  # it was not awaited
     assert price.wins
     assert "compressing wins here" in price.render()
 
 
-def test_what_a_byte_does_not_tell_is_measured_on_a_quick_one() -> None:
+def test_costs_that_do_not_depend_on_bytes_are_measured_on_a_fast_link() -> None:
     link = GroupLink(SlowInHalves())
     price = MadeUpGradients(made("fp16")).price_on(link, QUICK, lambda: None)
     assert price.plain_s is not None
@@ -90,7 +90,7 @@ def test_what_a_byte_does_not_tell_is_measured_on_a_quick_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["int8", "topk"])
-def test_the_price_has_what_more_operations_cost(name: str) -> None:
+def test_the_price_includes_additional_operations(name: str) -> None:
     compressed = made(name)
     count = len(compressed.spans(compressed.largest))
     each = 2 if name == "int8" else 1  # it is swapped, then gathered; or gathered at once

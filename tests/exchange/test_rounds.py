@@ -1,4 +1,4 @@
-"""What peers show each other and where they meet: two seats in one thread, nobody waits."""
+"""Lines and barriers of peers: two seats in one thread, without waiting."""
 
 import itertools
 import math
@@ -31,13 +31,13 @@ def line(**changes: float) -> Line:
 @pytest.fixture
 def barriers() -> list[Barrier]:
     control = Control(PrivateMemory(control_bytes(2)), 2)
-    found = [Barrier(control, seat, Clock()) for seat in range(2)]
-    for one in found:
-        one.begin(3)
-    return found
+    results = [Barrier(control, seat, Clock()) for seat in range(2)]
+    for result in results:
+        result.begin(3)
+    return results
 
 
-def test_all_read_what_each_has_shown(barriers: list[Barrier]) -> None:
+def test_all_members_read_each_others_lines(barriers: list[Barrier]) -> None:
     shown = [line(loss=0.25), line(loss=math.inf, snapshot=4.0)]
     for barrier, one in zip(barriers, shown, strict=True):
         barrier.show(one)
@@ -49,12 +49,12 @@ def test_all_read_what_each_has_shown(barriers: list[Barrier]) -> None:
     assert not barriers[0].is_bad(4)
 
 
-def test_who_comes_last_waits_for_nobody(barriers: list[Barrier]) -> None:
+def test_the_last_member_at_a_barrier_does_not_wait(barriers: list[Barrier]) -> None:
     assert barriers[0].arrive() == 4
     barriers[1].wait()
 
 
-def test_only_who_is_gone_before_a_barrier_is_given_up(barriers: list[Barrier]) -> None:
+def test_a_barrier_is_given_up_only_for_a_member_gone_before_it(barriers: list[Barrier]) -> None:
     control = barriers[0]._control
     control[control.gone[1]] = 1
     barriers[1].arrive()  # it had come this far
@@ -63,27 +63,27 @@ def test_only_who_is_gone_before_a_barrier_is_given_up(barriers: list[Barrier]) 
         barriers[0].wait()
 
 
-def test_who_comes_last_wakes_all_who_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_member_at_a_barrier_wakes_all_sleepers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "_WAIT_S", 30.0)  # nobody looks again by itself
     control = Control(SharedMemory.create(control_bytes(3)), 3)
     seats = [Barrier(control, seat, Clock()) for seat in range(3)]
-    sleepers = [threading.Thread(target=one.wait) for one in seats[:2]]
-    for one in sleepers:
-        one.start()
+    sleepers = [threading.Thread(target=barrier.wait) for barrier in seats[:2]]
+    for thread in sleepers:
+        thread.start()
     time.sleep(0.2)  # longer than they look for the others
     seats[2].wait()
-    for one in sleepers:
-        one.join(5.0)
-    assert not any(one.is_alive() for one in sleepers)
+    for thread in sleepers:
+        thread.join(5.0)
+    assert not any(thread.is_alive() for thread in sleepers)
     assert control[MET] == 1
 
 
-def test_who_pushed_must_agree_on_settings_and_clipping() -> None:
+def test_pushes_with_different_settings_or_clipping_are_refused() -> None:
     check_settings([line(), line()])
     check_settings([line(), line(weight=0.0, hyper=9.0)])  # it has not pushed
-    one, other = float(settings_word(5, 1)), float(settings_word(6, 1))
+    first, second = float(settings_word(5, 1)), float(settings_word(6, 1))
     with pytest.raises(ConfigError, match="workers 0 and 1 pushed into one update"):
-        check_settings([line(hyper=one), line(hyper=other)])
+        check_settings([line(hyper=first), line(hyper=second)])
     assert not are_at_odds(settings_word(5, 1), settings_word(6, 2))  # at other steps of their own
     assert common_clip([line(weight=0.0), line(max_norm=2.0)]) == Clip(2.0)
     assert common_clip([line(weight=0.0)]) == UNCLIPPED
@@ -91,7 +91,7 @@ def test_who_pushed_must_agree_on_settings_and_clipping() -> None:
         common_clip([line(max_norm=2.0), line()])
 
 
-def test_rounds_are_told_once() -> None:
+def test_rounds_are_reported_once() -> None:
     sent: list[messages.Rounds] = []
     channel = type("Channel", (), {"send": staticmethod(sent.append)})()
     told = RoundsTold(channel, Control(PrivateMemory(control_bytes(2)), 2), 100, (0, 1), 0)
@@ -101,43 +101,44 @@ def test_rounds_are_told_once() -> None:
     told.tell()
     told.note(3, [line().entry(0)], snapshot=8)
     told.tell()
-    assert [(one.first, len(one.rows)) for one in sent] == [(0, 3), (3, 1)]
+    assert [(message.first, len(message.rows)) for message in sent] == [(0, 3), (3, 1)]
     assert sent[0].rows[0].entries[1].fault == 2
 
 
-def test_of_what_the_first_has_told_others_keep_nothing_and_say_nothing() -> None:
+def test_members_keep_no_rounds_that_the_first_has_reported() -> None:
     control, sent = Control(PrivateMemory(control_bytes(2)), 2), list[messages.Rounds]()
     channel = type("Channel", (), {"send": staticmethod(sent.append)})()
     first, second = (RoundsTold(channel, control, 100, (0, 1), seat) for seat in range(2))
     for number in range(3):
-        for one in (first, second):
-            one.note(number, [line().entry(0)] * 2, snapshot=int(number == 1))
-    assert [(one.first, len(one.rows)) for one in sent] == [(0, 2)]  # with the checkpoint
+        for member in (first, second):
+            member.note(number, [line().entry(0)] * 2, snapshot=int(number == 1))
+    # With the checkpoint.
+    assert [(message.first, len(message.rows)) for message in sent] == [(0, 2)]
     assert [number for number, _ in second._rows] == [2]
     first.end(3)
     second.end(3)
-    assert [(one.first, len(one.rows)) for one in sent] == [(0, 2), (2, 1)]
+    assert [(message.first, len(message.rows)) for message in sent] == [(0, 2), (2, 1)]
 
 
-def test_what_the_first_died_with_the_next_one_tells() -> None:
+def test_rounds_of_a_dead_first_member_are_reported_by_the_next() -> None:
     control, sent = Control(PrivateMemory(control_bytes(2)), 2), list[messages.Rounds]()
     channel = type("Channel", (), {"send": staticmethod(sent.append)})()
     first, second = (RoundsTold(channel, control, 100, (0, 1), seat) for seat in range(2))
     for number in range(3):
-        for one in (first, second):
-            one.note(number, [line().entry(0)] * 2, snapshot=int(number == 0))
+        for member in (first, second):
+            member.note(number, [line().entry(0)] * 2, snapshot=int(number == 0))
     control[control.gone[0]] = 1
     second.end(3)
-    assert [(one.first, len(one.rows)) for one in sent] == [(0, 1), (1, 2)]
+    assert [(message.first, len(message.rows)) for message in sent] == [(0, 1), (1, 2)]
 
 
 @pytest.mark.parametrize("order", itertools.permutations(range(4)), ids=str)
-def test_rounds_are_heard_in_order_whoever_tells_of_them(order: tuple[int, ...]) -> None:
-    """What the first has sent may lie in its own messages while the next one tells of the rest."""
+def test_rounds_are_taken_in_order_from_any_member(order: tuple[int, ...]) -> None:
+    """The first member's messages may still be queued while the next reports the rest."""
     told = [range(32), range(32, 64), range(64, 96), range(90, 100)]
     book, heard = RoundsBook([0, 1]), list[float]()
     for number in order:
-        rows = [messages.Row(float(one), ()) for one in told[number]]
+        rows = [messages.Row(float(position), ()) for position in told[number]]
         heard += [row.over_s for row in book.take(told[number][0], rows)]
     assert heard == [float(one) for one in range(100)]
     assert not book.take(90, [messages.Row(90.0, ())])
@@ -147,12 +148,12 @@ def test_ranges_cover_each_position_once() -> None:
     assert ranges_of(7, 3) == [(0, 3), (3, 6), (6, 7)]
     assert ranges_of(7, 3, ends=[2, 2, 7]) == [(0, 2), (2, 7)]
     alone = LocalRanges(ranges_of(4, 2))
-    while (found := alone.next()) is not None:
-        alone.report({"loss": (float(found[0]), 2)})
+    while (results := alone.next()) is not None:
+        alone.report({"loss": (float(results[0]), 2)})
     assert alone.totals() == {"loss": (2.0, 4)}
 
 
-def test_shared_ranges_come_one_by_one_and_are_answered() -> None:
+def test_shared_ranges_arrive_one_by_one_and_are_answered() -> None:
     sent: list[messages.Counted] = []
     heard = iter(
         [messages.Range(4, 6), messages.Range(-1, -1), messages.CountTotals({"loss": (1.0, 6)})]

@@ -1,4 +1,4 @@
-"""Schedules on tensors, between real processes: what torch's own all-reduce comes to."""
+"""Schedules on tensors, between real processes: the results of torch's own all-reduce."""
 
 import os
 import sys
@@ -154,7 +154,7 @@ except RuntimeError:
 
 
 def run_ranks(folder: Path, text: str, num_ranks: int) -> list[tuple[int, str, str]]:
-    """A script in so many processes: of each how it ended, and what it said."""
+    """Run a script in these processes: exit code and output of each."""
     (folder / "rank.py").write_text(text)
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     words = [folder / "rank.py", folder]
@@ -163,16 +163,16 @@ def run_ranks(folder: Path, text: str, num_ranks: int) -> list[tuple[int, str, s
         for rank in range(num_ranks)
     ]
     try:
-        said = [rank.communicate(timeout=100) for rank in ranks]
+        outputs = [rank.communicate(timeout=100) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    return [(rank.wait(), *words) for rank, words in zip(ranks, said, strict=True)]
+    return [(rank.wait(), *words) for rank, words in zip(ranks, outputs, strict=True)]
 
 
 @pytest.mark.parametrize("num_ranks", [3, 4])
-def test_every_schedule_does_what_torch_does(tmp_path: Path, num_ranks: int) -> None:
-    """In value what ``all_reduce`` gives, the same bits in all ranks; and every other operation."""
+def test_every_schedule_matches_torchs_all_reduce(tmp_path: Path, num_ranks: int) -> None:
+    """The values of ``all_reduce``, the same bits in all ranks; and every other operation."""
     ended = run_ranks(tmp_path, RANK, num_ranks)
     assert [code for code, _, _ in ended] == [0] * num_ranks, ended[0][2] + ended[-1][2]
     words, number = ended[0][1].split()
@@ -180,18 +180,18 @@ def test_every_schedule_does_what_torch_does(tmp_path: Path, num_ranks: int) -> 
     assert int(number) > 6 * 10
 
 
-def test_where_a_rank_dies_the_others_are_told(tmp_path: Path) -> None:
-    """By an error and within seconds, also those that never spoke with it."""
+def test_a_rank_death_is_reported_to_the_others(tmp_path: Path) -> None:
+    """By an error and within seconds, also to those that never exchanged a message with it."""
     ended = run_ranks(tmp_path, DYING, 4)
     assert ended[1][0] == -9
     for code, out, err in (ended[0], ended[2], ended[3]):
         assert code == 0, err
-        said, after_s = out.split()
-        assert said == "gone"
+        output, after_s = out.split()
+        assert output == "gone"
         assert float(after_s) < 30.0
 
 
-def test_it_is_nobody_elses_group() -> None:
-    """Without one there is nothing to run on, and none is made."""
+def test_a_collective_needs_an_existing_process_group() -> None:
+    """None is made for it."""
     with pytest.raises((ValueError, RuntimeError), match="process group"):
         ScheduledCollective(parse("ring", 3))

@@ -1,4 +1,4 @@
-"""Every byte of the parameters is in one member's share; a share can be put back."""
+"""Every byte of the parameters is in one member's share; a share can be restored."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ NUM_MEMBERS = 3
 
 
 class OwnSGD(torch.optim.SGD):
-    """Nobody knows whether it looks at elements alone."""
+    """An optimizer that may not be elementwise."""
 
 
 def rig(
@@ -44,9 +44,7 @@ def stepped(rule: torch.optim.Optimizer, present: bytes) -> Callable[[ShareChunk
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, OwnSGD])
 @pytest.mark.parametrize("num_members", [1, 3, 50])
-def test_each_byte_of_the_parameters_is_in_one_share(
-    kind: type[torch.optim.SGD], num_members: int
-) -> None:
+def test_each_parameter_byte_is_in_one_share(kind: type[torch.optim.SGD], num_members: int) -> None:
     _, replica, rule = rig(kind)
     whole = [Fragments(replica.layout.parameters, 1).whole]
     shares = split_shares(replica.layout, rule, num_members, whole)
@@ -58,7 +56,7 @@ def test_each_byte_of_the_parameters_is_in_one_share(
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, OwnSGD])
-def test_shares_together_make_the_update_that_one_would(kind: type[torch.optim.SGD]) -> None:
+def test_shares_together_make_one_members_update(kind: type[torch.optim.SGD]) -> None:
     store, replica, rule = rig(kind)
     present = b"\1" * len(replica.parameters)
     for seat in range(NUM_MEMBERS):
@@ -78,8 +76,8 @@ def test_shares_together_make_the_update_that_one_would(kind: type[torch.optim.S
     for share in shares:
         share.update(1, stepped(rule, present), weights=[1 / NUM_MEMBERS] * NUM_MEMBERS)
     for place in replica.layout.parameters.places:
-        found = place.view(store.blocks[0])
-        assert torch.allclose(found, place.view(expected), atol=1e-6)
+        result = place.view(store.blocks[0])
+        assert torch.allclose(result, place.view(expected), atol=1e-6)
     for share in shares:
         share.restore(1)
         share.restore(1)  # by a survivor once more: it is no longer marked
@@ -87,7 +85,7 @@ def test_shares_together_make_the_update_that_one_would(kind: type[torch.optim.S
     assert torch.equal(section.of(store.blocks[0]), section.of(before))
 
 
-def test_one_alone_steps_on_its_own_gradient_and_writes_nothing_else() -> None:
+def test_a_lone_member_steps_on_its_own_gradient_and_writes_nothing_else() -> None:
     store, replica, rule = rig(torch.optim.SGD, 1)
     for place in replica.layout.parameters.places:
         place.view(store.slot(0)).copy_(torch.randn(place.shape))
@@ -106,7 +104,7 @@ def test_one_alone_steps_on_its_own_gradient_and_writes_nothing_else() -> None:
     assert not math.isfinite(share.average([1.0]))
 
 
-def test_who_dies_between_two_chunks_leaves_what_can_be_put_back(
+def test_a_death_between_chunks_can_be_restored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(share_chunks, "CHUNK_BYTES", 256)
@@ -135,8 +133,10 @@ def test_who_dies_between_two_chunks_leaves_what_can_be_put_back(
     assert torch.equal(store.blocks[0], before)
 
 
-def test_chunks_come_to_what_the_whole_share_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+def test_an_update_in_chunks_equals_an_update_of_the_whole_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    results = []
     for size in (1 << 20, 192):
         monkeypatch.setattr(share_chunks, "CHUNK_BYTES", size)
         store, replica, rule = rig(torch.optim.SGD)
@@ -151,5 +151,5 @@ def test_chunks_come_to_what_the_whole_share_does(monkeypatch: pytest.MonkeyPatc
                     place.view(store.slot(seat)).copy_(drawn)
             for share in shares:
                 assert share.update(mark, stepped(rule, present), weights=[0.5, 0.25, 0.25]) > 0
-        found.append(store.blocks[0].clone())
-    assert torch.equal(*found)
+        results.append(store.blocks[0].clone())
+    assert torch.equal(*results)

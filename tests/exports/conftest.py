@@ -11,7 +11,7 @@ Say = Callable[[str], tuple[int, str, str]]
 
 @pytest.fixture
 def say(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
-    """As everywhere, and ``somenets`` is a module that tests can name."""
+    """The usual ``say``, with ``somenets`` as a module that tests can name."""
     shutil.copy(Path(__file__).parent / "nets.py", tmp_path / "somenets.py")
     monkeypatch.syspath_prepend(str(tmp_path))
     return say

@@ -1,4 +1,4 @@
-"""Networks that tests export: plain ones, and ones that a format cannot write."""
+"""Networks that tests export: plain ones, and ones that a format cannot represent."""
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ class Plain(nn.Module):
 
 
 class Branch(Plain):
-    """Another way for another input: a trace forgets one of them."""
+    """A branch on the input: a trace records only one side."""
 
     def forward(self, x: Tensor) -> Tensor:
         if bool(x.sum() > 0):
@@ -25,14 +25,14 @@ class Branch(Plain):
 
 
 class Fixed(Plain):
-    """Runs with two samples only."""
+    """Runs only with two samples."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x).reshape(2, 2)
 
 
 class Opens(Plain):
-    """Does what no compiler knows."""
+    """Calls a function that no compiler supports."""
 
     def forward(self, x: Tensor) -> Tensor:
         with open("/dev/null") as file:
@@ -41,14 +41,14 @@ class Opens(Plain):
 
 
 class Pair(Plain):
-    """Two inputs, one of them whole numbers."""
+    """Two inputs, one of them integers."""
 
     def forward(self, x: Tensor, index: Tensor) -> Tensor:
         return self.layer(x) * index
 
 
 class Bare(nn.Module):
-    """No layer that could be int8."""
+    """No layer that int8 supports."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + 1

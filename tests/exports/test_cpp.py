@@ -1,8 +1,8 @@
-"""The C++ program of the examples computes with a file what Python computes.
+"""The C++ program of the examples computes the same outputs from a file as Python.
 
 The slowest test of the suite, and the only one that compiles against torch's headers: about half a
-minute for them and half a minute for AOTInductor on an idle machine. It is a single test so that
-several pytest processes do not do it again.
+minute for them and half a minute for AOTInductor on an idle machine. It is a single test, so that
+parallel pytest processes do not repeat it.
 """
 
 import json
@@ -25,7 +25,7 @@ COMPILER = next((name for name in ("g++", "c++", "clang++") if shutil.which(name
 
 
 def build(program: Path) -> None:
-    """Build the example as its Makefile says."""
+    """Build the example as its Makefile does."""
     words = [f"PYTHON={sys.executable}", f"OUT={program}", f"CXX={COMPILER}", "CXXFLAGS=-O0"]
     done = subprocess.run(
         ["make", "-C", str(CPP), *words], capture_output=True, text=True, check=False
@@ -34,7 +34,7 @@ def build(program: Path) -> None:
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    """A program, with no Python to be found."""
+    """Run a program without Python on the path."""
     alone = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     return subprocess.run(words, capture_output=True, text=True, check=False, env=alone)
 
@@ -45,16 +45,16 @@ def numbers(text: str) -> Tensor:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not COMPILER, reason="no C++ compiler: g++, c++, clang++")
-def test_the_cpp_program_prints_what_python_computes(say: Say, tmp_path: Path) -> None:
+def test_cpp_program_prints_the_values_of_python(say: Say, tmp_path: Path) -> None:
     files = {}
     for name in ("torchscript", "aoti"):
         code, out, err = say(f"export lenet --format {name} --json")
         assert code == 0, err
-        found = json.loads(out)
-        assert set(found["max_differences"]) == {"1", "7"}
-        assert max(found["max_differences"].values()) <= 1e-5
-        assert found["num_bytes"] == Path(found["path"]).stat().st_size > found["weights_bytes"]
-        files[name] = found["path"]
+        actual = json.loads(out)
+        assert set(actual["max_differences"]) == {"1", "7"}
+        assert max(actual["max_differences"].values()) <= 1e-5
+        assert actual["num_bytes"] == Path(actual["path"]).stat().st_size > actual["weights_bytes"]
+        files[name] = actual["path"]
     if not shutil.which("make"):
         pytest.skip("no make to build the example with")
     program = tmp_path / "predict"
@@ -66,14 +66,14 @@ def test_the_cpp_program_prints_what_python_computes(say: Say, tmp_path: Path) -
         inputs.numpy().tofile(tmp_path / "images.raw")
         shape = ",".join(str(size) for size in inputs.shape)
         with torch.no_grad():
-            wanted = subject.model(inputs)
+            expected = subject.model(inputs)
         for path in files.values():
             done = run(str(program), path, "images.raw", shape)
             assert done.returncode == 0, done.stderr
             got = numbers(done.stdout)
-            assert got.shape == wanted.shape == (batch, 10)
-            # Of fresh weights outputs are small, so 1e-5 of the largest one and not of 1.
-            assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+            assert got.shape == expected.shape == (batch, 10)
+            # Outputs of fresh weights are small, so the tolerance is 1e-5 of the largest one.
+            assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
 
     short = run(str(program), files["aoti"], "images.raw", "8,1,28,28")
     assert short.returncode == 2

@@ -1,4 +1,4 @@
-"""Files compute what their models compute, or are refused; the verb says why."""
+"""Exported files reproduce their models or are refused with a reason."""
 
 import importlib.util
 import json
@@ -30,28 +30,28 @@ def lacking(name: str) -> None:
 @pytest.mark.parametrize(
     ("task", "name"),
     [
-        # That of aoti takes long to write; test_cpp.py holds it to the same, and runs it.
+        # aoti is slow to write; test_cpp.py checks and runs it.
         *(("lenet", name) for name in FORMATS if name != "aoti"),
         ("mlp", "export"),
         ("resnet18", "torchscript"),
         ("transformer", "torchscript"),
     ],
 )
-def test_every_format_computes_what_the_model_computes(say: Say, name: str, task: str) -> None:
+def test_every_format_reproduces_the_output_of_the_model(say: Say, name: str, task: str) -> None:
     lacking(name)
     code, out, err = say(f"export {task} --format {name} --json")
     assert code == 0, err
-    found = json.loads(out)
-    assert set(found["max_differences"]) == {"1", "7"}
-    assert max(found["max_differences"].values()) <= 1e-5
-    assert found["num_bytes"] == Path(found["path"]).stat().st_size
-    assert found["num_bytes"] > 0.9 * found["weights_bytes"]
-    assert [one["batch"] for one in found["latencies"]] == [1, 7]
-    assert found["accuracy"] is None  # of fresh weights it says nothing
+    report = json.loads(out)
+    assert set(report["max_differences"]) == {"1", "7"}
+    assert max(report["max_differences"].values()) <= 1e-5
+    assert report["num_bytes"] == Path(report["path"]).stat().st_size
+    assert report["num_bytes"] > 0.9 * report["weights_bytes"]
+    assert [latency["batch"] for latency in report["latencies"]] == [1, 7]
+    assert report["accuracy"] is None  # meaningless for fresh weights
 
 
 @pytest.mark.parametrize("name", ["torchscript", "torchscript-trace", "export"])
-def test_any_batch_goes_into_the_file(say: Say, name: str) -> None:
+def test_exported_file_accepts_any_batch_size(say: Say, name: str) -> None:
     code, out, err = say(f"{OWN}:Plain --format {name} --json")
     assert code == 0, err
     run = FORMATS[name].load(Path(json.loads(out)["path"]))
@@ -59,7 +59,7 @@ def test_any_batch_goes_into_the_file(say: Say, name: str) -> None:
         assert run(torch.randn(13, 4)).shape == (13, 2)
 
 
-def test_a_model_with_two_inputs(say: Say) -> None:
+def test_model_with_two_inputs_is_exported(say: Say) -> None:
     line = f"{OWN}:Pair --input 1,2:int64 --format export --json"
     code, out, err = say(line)
     assert code == 0, err
@@ -81,7 +81,7 @@ def test_a_model_with_two_inputs(say: Say) -> None:
         ("Plain --format export --checkpoint nowhere", ("no checkpoint at nowhere",)),
     ],
 )
-def test_what_cannot_be_exported_is_refused_with_the_reason(
+def test_unexportable_model_is_refused_with_the_reason(
     say: Say, tmp_path: Path, rest: str, said: tuple[str, ...]
 ) -> None:
     code, _, err = say(f"{OWN}:{rest}")
@@ -103,25 +103,25 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(
         ("export lenet --input 1,4", "--input is only for --model"),
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused(say: Say, line: str, said: str) -> None:
+def test_invalid_options_are_refused(say: Say, line: str, said: str) -> None:
     code, _, err = say(line)
     assert code == 2
     assert said in err
 
 
-def test_one_batch_only_where_that_is_asked_for(say: Say) -> None:
+def test_fixed_batch_exports_only_that_batch_size(say: Say) -> None:
     code, out, err = say(f"{OWN}:Fixed --format export --fixed-batch 2 --json")
     assert code == 0, err
     assert list(json.loads(out)["max_differences"]) == ["2"]
 
 
-def test_it_falls_back_only_if_asked(say: Say) -> None:
+def test_export_falls_back_only_on_request(say: Say) -> None:
     line = f"{OWN}:Branch --format export --fallback torchscript --json"
     code, out, _ = say(line)
     assert code == 0
-    found = json.loads(out)
-    assert found["format"] == "torchscript"
-    assert "somenets.py:22" in found["fell_back"]
+    report = json.loads(out)
+    assert report["format"] == "torchscript"
+    assert "somenets.py:22" in report["fell_back"]
 
 
 SCRIPT = """\
@@ -138,7 +138,7 @@ for _ in pace.updates(2):
 """
 
 
-def test_no_compiler_is_said_and_leaves_nothing(
+def test_missing_compiler_is_reported_and_leaves_no_file(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -148,7 +148,7 @@ def test_no_compiler_is_said_and_leaves_nothing(
     assert not list(tmp_path.glob("*.pt2"))
 
 
-def test_missing_onnx_is_said(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_onnx_is_reported(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     code, _, err = say(f"{OWN}:Plain --format onnx")
     assert code == 2
@@ -156,27 +156,27 @@ def test_missing_onnx_is_said(say: Say, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.timeout(600)
-def test_a_runs_weights_are_exported_and_anothers_are_refused(say: Say) -> None:
+def test_weights_of_a_run_are_exported_and_others_refused(say: Say) -> None:
     train = "train softmax --workers 1 --engine inline --updates 200 --name one"
     assert say(train)[0] == 0
     code, out, err = say("export runs/one --format torchscript --json")
     assert code == 0, err
-    found = json.loads(out)
-    assert found["is_trained"]
-    assert found["subject"] == "softmax"
-    assert found["accuracy"] > 0.5
-    assert found["accuracy_samples"] >= 60
-    assert found["file_accuracy"] == found["accuracy"]
+    report = json.loads(out)
+    assert report["is_trained"]
+    assert report["subject"] == "softmax"
+    assert report["accuracy"] > 0.5
+    assert report["accuracy_samples"] >= 60
+    assert report["file_accuracy"] == report["accuracy"]
     code, _, err = say("export lenet --checkpoint runs/one --format export")
     assert code == 2
     assert "a checkpoint of another model than lenet" in err
     code, out, err = say("export runs/one --format export --precision int8 --json")
     assert code == 0, err
     reduced = json.loads(out)
-    assert abs(reduced["file_accuracy"] - found["accuracy"]) < 0.05
+    assert abs(reduced["file_accuracy"] - report["accuracy"]) < 0.05
 
 
-def test_a_run_of_an_own_task_is_exported_and_of_a_script_the_way_is_said(
+def test_run_of_a_custom_task_is_exported_and_a_script_gets_advice(
     say: Say, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(
@@ -219,7 +219,7 @@ task = Task(
 """
 
 
-def test_a_data_set_of_arrays_is_batched_as_by_a_loader(say: Say, tmp_path: Path) -> None:
+def test_array_data_set_is_batched_as_by_a_loader(say: Say, tmp_path: Path) -> None:
     (tmp_path / "arrays.py").write_text(ARRAYS)
     code, out, err = say("export arrays:task --format torchscript --json")
     assert code == 0, err

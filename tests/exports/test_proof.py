@@ -1,4 +1,4 @@
-"""A file is kept if it computes what the model computes; what went wrong is said in a line."""
+"""A file is kept if it reproduces the model; otherwise the reason is one line."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,15 +38,15 @@ def subject() -> Subject:
     return Subject(name="linear", model=nn.Linear(4, 2).eval(), inputs=inputs)
 
 
-def test_a_file_that_computes_the_same_is_kept(subject: Subject, tmp_path: Path) -> None:
+def test_file_with_equal_output_is_kept(subject: Subject, tmp_path: Path) -> None:
     written = write_proved(subject, Kept(1.0), tmp_path / "model.kept")
-    assert [one.name for one in tmp_path.iterdir()] == ["model.kept"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model.kept"]
     assert written.num_bytes == written.path.stat().st_size
     assert written.differences == {1: 0.0, 7: 0.0}
 
 
 @pytest.mark.parametrize("factor", [1.5, float("nan")])
-def test_a_file_that_computes_something_else_is_not_kept(
+def test_file_with_different_output_is_deleted(
     subject: Subject, tmp_path: Path, factor: float
 ) -> None:
     with pytest.raises(ConfigError, match="output differs from the model's"):
@@ -55,7 +55,7 @@ def test_a_file_that_computes_something_else_is_not_kept(
 
 
 class Masked(nn.Module):
-    """Some outputs are minus infinity, as masked scores are, and some are not numbers."""
+    """Some outputs are minus infinity, as masked scores are, and some are nan."""
 
     def forward(self, x: Tensor) -> Tensor:
         scores = x.masked_fill(x > 1.0, -torch.inf)
@@ -68,9 +68,7 @@ class Signs(nn.Module):
 
 
 @pytest.mark.parametrize("model", [Masked(), Signs()])
-def test_outputs_that_are_no_numbers_are_equal_where_they_are_the_same(
-    model: nn.Module, tmp_path: Path
-) -> None:
+def test_nonfinite_outputs_are_compared_by_value(model: nn.Module, tmp_path: Path) -> None:
     subject = Subject(name="odd", model=model, inputs=random_inputs([parse_input("1,4")]))
     written = write_proved(subject, Kept(1), tmp_path / "model.kept")
     assert written.differences == {1: 0.0, 7: 0.0}
@@ -88,9 +86,9 @@ def test_outputs_that_are_no_numbers_are_equal_where_they_are_the_same(
         ("Unsupported\nExplanation: a loop", "Unsupported; a loop"),
     ],
 )
-def test_a_reason_is_one_line_with_the_users_place(text: str, said: str) -> None:
+def test_failure_reason_is_one_line_with_the_users_location(text: str, said: str) -> None:
     assert reason(ValueError(text)).endswith(said)
 
 
-def test_an_input_is_sizes_without_the_batch_and_a_type() -> None:
+def test_input_shape_omits_the_batch_and_has_a_dtype() -> None:
     assert parse_input("1,1,28,28") == InputShape((1, 28, 28), torch.float32)

@@ -1,4 +1,4 @@
-"""Fewer bits: the bound on what rounding does, and files that are smaller by as much."""
+"""Reduced precision: the rounding bound, and the smaller files."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def network() -> nn.Module:
 
 
 @given(st.integers(0, 1000), st.floats(1e-6, 1e6))
-def test_a_rounded_weight_is_off_by_at_most_half_a_step(seed: int, factor: float) -> None:
+def test_quantised_weight_is_off_by_at_most_half_a_step(seed: int, factor: float) -> None:
     weight = torch.randn(5, 7, generator=torch.Generator().manual_seed(seed)) * factor
     weight[0] = 0.0
     quantised, scale = quantise(weight)
@@ -35,7 +35,7 @@ def test_a_rounded_weight_is_off_by_at_most_half_a_step(seed: int, factor: float
 
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16, Precision.INT8])
 @pytest.mark.parametrize("name", ["torchscript", "export"])
-def test_a_reduced_model_is_near_and_its_file_smaller(
+def test_reduced_model_is_accurate_and_its_file_smaller(
     tmp_path: Path, precision: Precision, name: str
 ) -> None:
     model = network()
@@ -52,7 +52,7 @@ def test_a_reduced_model_is_near_and_its_file_smaller(
 
 
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
-def test_tokens_stay_whole_numbers(precision: Precision) -> None:
+def test_tokens_stay_integers(precision: Precision) -> None:
     model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 2)).eval()
     tokens = torch.arange(8)[None]
     small = reduced(model, precision, (tokens,))
@@ -60,7 +60,7 @@ def test_tokens_stay_whole_numbers(precision: Precision) -> None:
         assert (small(tokens) - model(tokens)).abs().max() < 0.05
 
 
-def test_torchs_encoder_stays_as_it_is_where_it_reads_its_layers_weights() -> None:
+def test_transformer_encoder_layers_are_not_reduced() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.Sequential(nn.TransformerEncoder(layer, 1), nn.Linear(8, 2)).eval()
     rows = torch.randn(1, 3, 8)
@@ -71,10 +71,10 @@ def test_torchs_encoder_stays_as_it_is_where_it_reads_its_layers_weights() -> No
         reduced(model[0], Precision.INT8, (rows,))
 
 
-def test_the_model_itself_is_left_as_it_is() -> None:
+def test_original_model_is_unchanged() -> None:
     model = network()
     before = [value.clone() for value in model.state_dict().values()]
     reduced(model, Precision.INT8, (X,))
     reduced(model, Precision.FP16, (X,))
     after = model.state_dict().values()
-    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(before, after, strict=True))

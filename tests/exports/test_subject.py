@@ -1,4 +1,4 @@
-"""What goes into a model that is exported: the first samples of its task's data."""
+"""The inputs of an exported model are the first samples of its task's data."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,28 +23,28 @@ class Samples:
     rows: list[Any]
 
     def splits(self) -> Any:
-        return SimpleNamespace(test=[(one, 0) for one in self.rows], train=None)
+        return SimpleNamespace(test=[(row, 0) for row in self.rows], train=None)
 
 
 @pytest.mark.parametrize("rows", [np.ones((2, 3)), torch.ones(2, 3), [1.0, 1.0]])
-def test_samples_are_put_together_as_a_loader_does(rows: Any) -> None:
+def test_samples_are_collated_as_by_a_loader(rows: Any) -> None:
     (made,) = _inputs_of(Samples(list(rows)))(3)  # type: ignore[arg-type]  # all that is asked of a task
     assert made.flatten()[0] == 1.0
     assert len(made) == 3
 
 
 @pytest.mark.parametrize("row", [(torch.ones(1), torch.ones(1)), "text", object()])
-def test_what_is_no_tensor_is_refused_by_its_type(row: Any) -> None:
+def test_non_tensor_input_is_refused_with_its_type(row: Any) -> None:
     with pytest.raises(ConfigError, match=f"inputs of the task's data are {type(row).__name__}"):
         _inputs_of(Samples([row]))(1)  # type: ignore[arg-type]  # all that is asked of a task
 
 
-def test_weights_of_a_compiled_model_are_put_into_the_module_in_it(tmp_path: Path) -> None:
+def test_weights_of_a_compiled_model_are_loaded_into_its_module(tmp_path: Path) -> None:
     trained, path = COMPILED.module(), tmp_path / "model.safetensors"
     save_model(trained, path)
     made = _loaded("tiny", COMPILED.module(), lambda batch: (), path, COMPILED).model
     assert tensors_of(made).keys() == load_tensors(path).keys()
     assert all(one.equal(tensors_of(trained)[name]) for name, one in tensors_of(made).items())
-    assert type(made) is nn.Sequential  # of its layers, not of what a compiler makes of them
+    assert type(made) is nn.Sequential  # the module of the layers, not the compiled wrapper
     with pytest.raises(ConfigError, match=r"another model than other: 4\.weight is missing there"):
         _loaded("other", nn.Sequential(*made, nn.ReLU(), nn.Linear(1, 1)), lambda batch: (), path)

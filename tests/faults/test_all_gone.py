@@ -1,4 +1,4 @@
-"""All workers die, or the process that they are forked from: with ``--respawn`` the run goes on.
+"""All workers die, or the process that forks them: with ``--respawn`` the run restarts.
 
 Under full-sync the parameters are those of a run without the fault, to 1e-6 in float64.
 """
@@ -66,26 +66,26 @@ def lost_once(folder: Path, **settings: Any) -> Run:
 
 @pytest.fixture
 def no_replacements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine a replacement may be there before the other worker dies."""
+    """On a busy machine a replacement may start before the other worker dies."""
     monkeypatch.setattr(Newcomers, "replace", lambda newcomers, member: None)
 
 
 @PATHS
 @pytest.mark.usefixtures("no_replacements")
-def test_the_run_goes_on_from_the_newest_checkpoint(
+def test_the_run_restarts_from_the_newest_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str
 ) -> None:
     run = lost_once(tmp_path, path=path, checkpoint_every="3 updates")
     assert differ(run.state, without_faults()) < CLOSE
-    assert len([one for one in run.records if isinstance(one, Resumed)]) == 1
-    said = capsys.readouterr().err
-    assert "killed by signal 9; see its log): the run begins again from update" in said
+    assert len([record for record in run.records if isinstance(record, Resumed)]) == 1
+    text = capsys.readouterr().err
+    assert "killed by signal 9; see its log): the run begins again from update" in text
     assert any("the run begins again from update" in note for note in run.notes)
 
 
 @PATHS
 @pytest.mark.usefixtures("no_replacements")
-def test_without_a_checkpoint_it_begins_at_the_start(
+def test_without_a_checkpoint_the_run_restarts_from_the_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str
 ) -> None:
     run = lost_once(tmp_path, path=path, checkpoint_every="never")
@@ -93,16 +93,16 @@ def test_without_a_checkpoint_it_begins_at_the_start(
     assert "the run begins again from the start" in capsys.readouterr().err
 
 
-def test_one_worker_alone_has_another_life(tmp_path: Path) -> None:
+def test_a_lone_worker_is_respawned(tmp_path: Path) -> None:
     lost_once(tmp_path, workers=1, fault=EVERYBODY[:1], checkpoint_every="3 updates")
 
 
-def test_without_new_lives_it_ends_in_words(tmp_path: Path) -> None:
+def test_without_respawn_the_run_ends_with_an_error(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"worker \d ended: killed by signal 9; see its log"):
         train(LONG, tmp_path, workers=2, delay=("10ms",), fault=EVERYBODY)
 
 
-def test_the_death_of_who_forks_is_survived_too(
+def test_the_fork_servers_death_is_survived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -110,16 +110,16 @@ def test_the_death_of_who_forks_is_survived_too(
     script.write_text(SCRIPT.format(victim="os.getppid()", when='not Path("killed").exists()'))
     run = run_script(script, tmp_path, workers=2, respawn=True, checkpoint_every="1 epoch")
     assert run.num_epochs_ended() == 3
-    said = capsys.readouterr().err
-    assert "no worker is left" in said
-    assert "begins again from update 12" in said
+    text = capsys.readouterr().err
+    assert "no worker is left" in text
+    assert "begins again from update 12" in text
 
 
 @PATHS
-def test_a_death_among_sums_in_the_loop_ends_the_run_or_begins_it_again(
+def test_a_death_among_sums_in_the_loop_ends_or_restarts_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str
 ) -> None:
-    """Who does the mini-batches of the dead would wait for others that wait for it."""
+    """A worker that takes the dead one's mini-batches would wait for others that wait for it."""
     script, step = tmp_path / "train.py", "            optimizer.step()\n"
     text = SCRIPT.format(victim="0", when="False")
     script.write_text(text.replace(step, f"{step}        pace.sum(1.0)\n"))
@@ -132,10 +132,10 @@ def test_a_death_among_sums_in_the_loop_ends_the_run_or_begins_it_again(
     assert "the run begins again from" in capsys.readouterr().err
 
 
-def test_who_is_asked_to_end_while_a_life_is_closed_begins_no_other(
+def test_a_signal_while_dead_workers_are_cleared_away_prevents_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All are dead, and what is left of them is being cleared away: nobody hears TERM but this."""
+    """All are dead and being cleared away: only this process gets TERM."""
     close = LocalEngine.close
 
     def close_and_hear(self: LocalEngine) -> None:
@@ -149,7 +149,7 @@ def test_who_is_asked_to_end_while_a_life_is_closed_begins_no_other(
     assert "begins again" not in capsys.readouterr().err
 
 
-def test_who_never_gets_further_is_given_up(
+def test_restarts_without_progress_are_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

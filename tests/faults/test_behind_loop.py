@@ -1,4 +1,4 @@
-"""The main worker is killed behind its loop: the run has come to its end, its script has not."""
+"""The main worker is killed after its loop: the run has ended, its script has not."""
 
 from pathlib import Path
 from textwrap import indent
@@ -54,7 +54,7 @@ def write(folder: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("loop", [EPOCHS, UPDATES, ENDLESS], ids=["epochs", "updates", "endless"])
 @pytest.mark.parametrize("protocol", ["full-sync", "k-batch-async:2"])
-def test_what_it_may_not_have_saved_is_an_error(
+def test_a_death_that_may_lose_the_scripts_end_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str, protocol: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -64,7 +64,7 @@ def test_what_it_may_not_have_saved_is_an_error(
 
 
 @pytest.mark.parametrize("loop", [EPOCHS, UPDATES], ids=["epochs", "updates"])
-def test_before_that_another_one_does_it(
+def test_before_the_end_another_worker_becomes_main(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,6 @@
-"""Who is busy with its own work is left alone at any place, and named with its line.
+"""A worker busy with its own work is left alone anywhere, and named with its line.
 
-As a run of an hour would, in seconds: what is a minute elsewhere is half a second here.
+As in a run of an hour, but in seconds: a minute elsewhere is half a second here.
 """
 
 import re
@@ -58,7 +58,7 @@ def short_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def script_of(folder: Path, **places: str) -> Path:
-    """The script with these lines at these places."""
+    """Write the script with these lines at these places."""
     script = folder / "train.py"
     rest = dict.fromkeys(("before", "ready", "inside", "between", "after"), "pass")
     script.write_text(SCRIPT.format(busy_s=BUSY_S, **(rest | places)))
@@ -66,7 +66,7 @@ def script_of(folder: Path, **places: str) -> Path:
 
 
 def busy(folder: Path, *, at: str, does: str, **settings: object) -> Run:
-    """A run of two workers whose second, or main, one is busy by itself at this place."""
+    """A run of two workers; the second, or the main one, is busy at this place."""
     who = "pace.is_main" if at in ("ready", "between", "after") else "pace.worker == 1"
     when = " and number == 3 and not epoch" if at == "inside" else ""
     script = script_of(folder, **{at: f"if {who}{when}: {does}()"})
@@ -83,16 +83,16 @@ def busy(folder: Path, *, at: str, does: str, **settings: object) -> Run:
         ("between", "sleep"), ("between", "compute"), ("after", "compile"),
     ],
 )  # fmt: skip
-def test_nobody_is_ended_who_was_busy_for_minutes(
+def test_a_worker_busy_for_minutes_is_not_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], at: str, does: str
 ) -> None:
     busy(tmp_path, at=at, does=does)
-    said = capsys.readouterr().err.splitlines()
-    notes = [line for line in said if "--stall-after SECONDS" in line]
-    assert notes, said
+    text = capsys.readouterr().err.splitlines()
+    notes = [line for line in text if "--stall-after SECONDS" in line]
+    assert notes, text
     verb = "sleeps" if does == "sleep" else "computes"
     assert any(f"it {verb} at train.py:" in note for note in notes)
-    assert all(" is ended" not in note for note in said)
+    assert all(" is ended" not in note for note in text)
     if at != "after":
         assert any("wait for " in note or "waits for " in note for note in notes)
 
@@ -100,24 +100,24 @@ def test_nobody_is_ended_who_was_busy_for_minutes(
 @pytest.mark.parametrize(
     ("at", "does"), [("before", "compute"), ("inside", "compute"), ("between", "compile")]
 )
-def test_who_computes_is_not_ended_where_a_time_was_given_either(
+def test_a_computing_worker_is_not_ended_with_a_stall_limit_either(
     tmp_path: Path, at: str, does: str
 ) -> None:
     busy(tmp_path, at=at, does=does, stall_after=0.7)
 
 
 @pytest.mark.parametrize("at", ["ready", "between"])
-def test_who_waits_for_another_is_not_silent(
+def test_a_waiting_worker_is_not_reported_as_silent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], at: str
 ) -> None:
-    """For the main one that loads weights before its loop, or validates after its last epoch."""
+    """Worker 1 waits for the main one, which loads weights or validates after its last epoch."""
     busy(tmp_path, at=at, does="sleep")
-    said = capsys.readouterr().err
-    assert "worker 0 has not" in said
-    assert "worker 1 has not" not in said
+    text = capsys.readouterr().err
+    assert "worker 0 has not" in text
+    assert "worker 1 has not" not in text
 
 
-def test_who_sleeps_may_wait_for_one_that_computes(tmp_path: Path) -> None:
+def test_a_sleeping_worker_may_wait_for_a_computing_one(tmp_path: Path) -> None:
     """By a file, before prepare: the others do not know."""
     waits = f"""
 from pathlib import Path
@@ -132,22 +132,22 @@ while not done.exists():
     assert run.left == []
 
 
-def test_between_epochs_a_sleeper_is_ended_where_a_time_was_given(
+def test_a_worker_asleep_between_epochs_is_ended_with_a_stall_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = script_of(tmp_path, between="if pace.worker == 1: time.sleep(600)")
     run = run_script(script, tmp_path, workers=2, stall_after=1.0)
     assert run.left == ["killed by signal 9"]
     assert run.num_epochs_ended() == 2
-    said = capsys.readouterr().err
+    text = capsys.readouterr().err
     assert re.search(
         r"worker 1 has not come to the next epoch for [0-9.]+ s: it sleeps at train\.py:\d+ in "
-        r"<module>; worker 0 waits for it; it is ended, and the others do its work", said
+        r"<module>; worker 0 waits for it; it is ended, and the others do its work", text
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("worker", [0, 1])
-def test_so_is_one_at_its_end_when_the_others_have_ended(
+def test_a_worker_asleep_at_its_end_is_ended_once_others_have_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], worker: int
 ) -> None:
     script = script_of(tmp_path, after=f"if pace.worker == {worker}: time.sleep(600)")
@@ -156,7 +156,7 @@ def test_so_is_one_at_its_end_when_the_others_have_ended(
     assert f"worker {worker} has not come to its end for" in capsys.readouterr().err
 
 
-def test_a_new_life_that_hangs_is_named_and_no_run_waits_for_it(
+def test_a_respawned_worker_that_hangs_is_named_and_not_awaited(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = "from pathlib import Path\nif pace.worker == 1:\n    try: Path('first').mkdir()\n"
@@ -167,8 +167,8 @@ def test_a_new_life_that_hangs_is_named_and_no_run_waits_for_it(
         fault=("kill worker 1 at update 3",),
     )  # fmt: skip
     assert run.num_epochs_ended() == 2
-    said = capsys.readouterr().err
-    assert re.search(r"worker 1 has not come to prepare\(\) for [0-9.]+ s: it sleeps at", said)
+    text = capsys.readouterr().err
+    assert re.search(r"worker 1 has not come to prepare\(\) for [0-9.]+ s: it sleeps at", text)
 
 
 TRACES = """if pace.worker == 1 and number == 3 and not epoch:
@@ -183,7 +183,7 @@ libc.ptrace(ctypes.c_long(17), pid, None, None)  # detach
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody can tell")
-def test_who_is_held_by_a_debugger_is_never_ended(
+def test_a_worker_held_by_a_debugger_is_never_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = script_of(tmp_path, inside=TRACES)
@@ -196,7 +196,7 @@ def test_who_is_held_by_a_debugger_is_never_ended(
     assert re.search(r"process \d+ traces it; .*: it is left alone", capsys.readouterr().err)
 
 
-def test_before_prepare_a_sleeper_ends_the_run_in_words(tmp_path: Path) -> None:
+def test_a_worker_asleep_before_prepare_ends_the_run_with_an_error(tmp_path: Path) -> None:
     script = script_of(tmp_path, before="if pace.worker == 1: time.sleep(600)")
     with pytest.raises(WorkerError, match="worker 1 ended: killed by signal 9"):
         run_script(script, tmp_path, workers=2, stall_after=1.0)

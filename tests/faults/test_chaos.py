@@ -1,4 +1,4 @@
-"""A short chaos run: real processes, many faults at random moments, new lives; seconds in all.
+"""A short chaos run: real processes, many faults at random moments, respawns; seconds in all.
 
 The long one is bench/goodput.py.
 """
@@ -35,16 +35,20 @@ def chaos(seed: int) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("protocol", ["full-sync", "k-sync:3", "k-batch-async:2"])
-def test_every_sample_is_used_once_through_chaos(tmp_path: Path, protocol: str) -> None:
+def test_every_sample_is_used_once_under_many_faults(tmp_path: Path, protocol: str) -> None:
     shared = named_memory()
     faults = chaos(len(protocol))
     run = train(
         LONG, tmp_path, workers=WORKERS, protocol=protocol, fault=faults, respawn=True,
         delay=("50ms",),
     )  # fmt: skip
-    struck = [one.text for one in run.records if isinstance(one, Struck)]
+    struck = [record.text for record in run.records if isinstance(record, Struck)]
     assert sorted(struck) == sorted(faults)
-    joined = [one for one in run.records if isinstance(one, Heard) and isinstance(one.fact, Joined)]
+    joined = [
+        record
+        for record in run.records
+        if isinstance(record, Heard) and isinstance(record.fact, Joined)
+    ]
     assert len(joined) >= WORKERS + 2
     assert run.num_epochs_ended() == EPOCHS
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)

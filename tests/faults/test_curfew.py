@@ -1,4 +1,4 @@
-"""TERM ends a run within ten seconds, whatever workers do, with a checkpoint where one can be."""
+"""TERM ends a run within ten seconds, whatever workers do, with a checkpoint where possible."""
 
 import os
 import signal
@@ -57,7 +57,7 @@ IN_C = "collections.deque(itertools.repeat(0), maxlen=0)"
 
 
 def write(folder: Path, at: str, hang: str) -> Path:
-    """The script whose worker 1 hangs at this place; inside an epoch another leaves it batches."""
+    """Write the script whose worker 1 hangs here; inside an epoch another leaves it batches."""
     places = dict.fromkeys(("before", "inside", "between", "after"), "pass")
     places[at] = "if pace.worker == 1: hang()"
     if at == "inside":
@@ -71,8 +71,8 @@ HANGS = pytest.mark.parametrize("hang", [STOPPED, ASLEEP, IN_C], ids=["stopped",
 
 
 @pytest.fixture
-def early_hours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of this process, in which a second is a third of one."""
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the limits: a second is a third of one."""
     monkeypatch.setattr(shutdown, "_HURRY_S", 0.4)
     monkeypatch.setattr(shutdown, "_CALL_OFF_S", 0.6)
     monkeypatch.setattr(shutdown, "_WAY_S", 1.0)
@@ -85,11 +85,11 @@ def early_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     [("inside", "full-sync"), ("inside", "async"), ("between", "full-sync"), ("after", "async")],
     ids=["between peers", "through the store", "between epochs", "at the end"],
 )
-def test_one_that_hangs_holds_nobody_up(
+def test_a_worker_that_hangs_delays_no_end(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    early_hours: None,
+    short_limits: None,
     at: str,
     protocol: str,
     hang: str,
@@ -100,15 +100,15 @@ def test_one_that_hangs_holds_nobody_up(
         run_script(script, tmp_path, workers=2, protocol=protocol, stall_after=600.0)
     assert end.value.signal == signal.SIGTERM
     assert CheckpointFolder(tmp_path / "run" / "checkpoints").newest().note == ""
-    said = capsys.readouterr().err
+    text = capsys.readouterr().err
     *_, last = read_trace(tmp_path / "run" / "trace.jsonl")
     assert isinstance(last, Ended)
     assert last.reason == "interrupted: terminated"
-    assert "worker 1" in said
+    assert "worker 1" in text
 
 
 @HANGS
-def test_before_prepare_the_end_comes_at_once_and_with_its_signal(
+def test_a_signal_before_prepare_ends_the_run_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hang: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -119,7 +119,7 @@ def test_before_prepare_the_end_comes_at_once_and_with_its_signal(
 
 
 @pytest.mark.parametrize(("at", "hang"), [("inside", IN_C), ("between", ASLEEP)])
-def test_one_term_ends_it_within_ten_seconds(tmp_path: Path, at: str, hang: str) -> None:
+def test_one_term_ends_the_run_within_ten_seconds(tmp_path: Path, at: str, hang: str) -> None:
     write(tmp_path, at, hang)
     command = [sys.executable, "-m", "paceline", "launch", "--workers", "2", "--device", "cpu",
                "--run-dir", "run", "--stall-after", "600", "train.py"]  # fmt: skip
@@ -136,12 +136,12 @@ def test_one_term_ends_it_within_ten_seconds(tmp_path: Path, at: str, hang: str)
         family = psutil.Process(run.pid).children(recursive=True)
         start_s = time.monotonic()
         run.send_signal(signal.SIGTERM)
-        said, _ = run.communicate(timeout=60)
+        output, _ = run.communicate(timeout=60)
         took_s = time.monotonic() - start_s
     finally:
         run.kill()
         run.wait()
-    assert run.returncode == 128 + signal.SIGTERM, said
+    assert run.returncode == 128 + signal.SIGTERM, output
     assert took_s < 10.0
     assert CheckpointFolder(tmp_path / "run" / "checkpoints").newest().note == ""
     _, alive = psutil.wait_procs(family, timeout=5)
@@ -171,10 +171,10 @@ pace.keep(slow=Slow())
     ],
     ids=["all validate", "all wait for one"],
 )
-def test_who_is_busy_between_epochs_copies_the_end_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early_hours: None, between: str
+def test_a_worker_busy_between_epochs_still_copies_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_limits: None, between: str
 ) -> None:
-    """With all of them; what is kept takes longer to write than the last one is waited for."""
+    """All of them do; writing the checkpoint takes longer than the last worker is awaited."""
     monkeypatch.chdir(tmp_path)
     hang = f"os.kill({os.getpid()}, signal.SIGTERM)" + "\n    while True: sum(range(1000))"
     places = {"before": KEEPS, "inside": "pass", "between": between, "after": "pass"}
@@ -182,16 +182,16 @@ def test_who_is_busy_between_epochs_copies_the_end_all_the_same(
     script.write_text(SCRIPT.format(hang=hang, **places))
     with pytest.raises(Interrupted):
         run_script(script, tmp_path, workers=2, protocol="full-sync")
-    found = CheckpointFolder(tmp_path / "run" / "checkpoints").newest()
-    assert found.json("run.json")["version"] == 12
+    result = CheckpointFolder(tmp_path / "run" / "checkpoints").newest()
+    assert result.json("run.json")["version"] == 12
 
 
 @pytest.mark.parametrize("path", ["store", "peers"])
 @pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2"])
-def test_who_is_busy_in_a_step_copies_the_end_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early_hours: None, path: str, protocol: str
+def test_a_worker_busy_in_a_step_still_copies_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_limits: None, path: str, protocol: str
 ) -> None:
-    """All of them: nobody is behind the others, between peers, and all have work."""
+    """All of them do: between peers none is behind the others, and all have work."""
     monkeypatch.chdir(tmp_path)
     here = "Path(f'at-{pace.worker}')"
     asks = f"pace.is_main and os.kill({os.getpid()}, signal.SIGTERM)"
@@ -201,17 +201,17 @@ def test_who_is_busy_in_a_step_copies_the_end_all_the_same(
     (tmp_path / "train.py").write_text(SCRIPT.format(hang=hang, **places))
     with pytest.raises(Interrupted) as end:
         run_script(tmp_path / "train.py", tmp_path, workers=2, path=path, protocol=protocol)
-    found = CheckpointFolder(tmp_path / "run" / "checkpoints").newest()
-    assert found.json("run.json")["version"] == end.value.summary.updates > 0
+    result = CheckpointFolder(tmp_path / "run" / "checkpoints").newest()
+    assert result.json("run.json")["version"] == end.value.summary.updates > 0
     chosen = RunSettings(resume="run", device="cpu", workers=2, path=path, protocol=protocol)
     summary = launch_run(ScriptProgram(path="train.py"), chosen, QuietObserver())
     assert_each_sample_once(Run(folder=tmp_path / "run", summary=summary), 96, 3)
 
 
-def test_an_end_that_nobody_could_copy_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early_hours: None
+def test_an_end_that_no_worker_copied_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_limits: None
 ) -> None:
-    """All are busy in C, for longer than they are waited for."""
+    """All are busy in C, for longer than they are awaited."""
     monkeypatch.chdir(tmp_path)
     hang = f"pace.is_main and os.kill({os.getpid()}, signal.SIGTERM)\n    {IN_C}"
     places = {"before": "pass", "inside": "number == 3 and hang()", "between": "", "after": ""}
@@ -246,10 +246,10 @@ for _ in pace.epochs(1):
 """
 
 
-def test_a_sum_before_the_step_ends_where_the_other_workers_step_is_cancelled(
+def test_a_sum_before_a_step_ends_when_the_other_workers_step_is_cancelled(
     tmp_path: Path,
 ) -> None:
-    """Worker 0 sums while worker 1 computes until its step is cancelled, and leaves its peers."""
+    """Worker 0 sums while worker 1 computes until its step is cancelled and leaves its peers."""
     script = tmp_path / "train.py"
     script.write_text(SUMS)
     run = run_script(script, tmp_path, workers=2, seconds=1.0)

@@ -1,4 +1,4 @@
-"""What goes wrong before ``prepare``: it is said, and ends well."""
+"""Failures before ``prepare``: reported, and survived or ended cleanly."""
 
 import re
 from pathlib import Path
@@ -56,31 +56,31 @@ def early(folder: Path, before: str, **settings: object) -> Run:
 
 @pytest.mark.parametrize("worker", [0, 1])
 @pytest.mark.parametrize("what", [STOP, KILL, HANG], ids=["stopped", "killed", "asleep"])
-def test_another_life_begins_in_the_place_of_the_first(
+def test_a_worker_that_dies_before_prepare_is_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str, worker: int
 ) -> None:
     before = f"if pace.worker == {worker} and is_first_life(): {what}"
     run = early(tmp_path, before, respawn=True, stall_after=1.0)
-    said = capsys.readouterr().err
-    assert f"worker {worker} is gone (killed by signal 9); it begins again" in said
-    assert said.count("main 0") == 1
-    assert sorted({one.ticket.member for one in run.pushes}) == [1 - worker, 2]
+    text = capsys.readouterr().err
+    assert f"worker {worker} is gone (killed by signal 9); it begins again" in text
+    assert text.count("main 0") == 1
+    assert sorted({push.ticket.member for push in run.pushes}) == [1 - worker, 2]
     if what != KILL:
         does = "it is stopped" if what == STOP else r"it sleeps at train\.py:15 in <module>"
         assert re.search(
             rf"worker {worker} has not come to prepare\(\) for [0-9.]+ s: {does}.*; worker "
-            rf"{1 - worker} waits for it; it is ended, and a new worker takes its place", said
+            rf"{1 - worker} waits for it; it is ended, and a new worker takes its place", text
         )  # fmt: skip
         assert any("has not come to prepare()" in note for note in run.notes)
 
 
-def test_the_whole_crew_may_die_there_once(tmp_path: Path) -> None:
+def test_all_workers_may_die_before_prepare_once(tmp_path: Path) -> None:
     run = early(tmp_path, f"if is_first_life(): {KILL}", respawn=True)
-    assert sorted({one.ticket.member for one in run.pushes}) == [2, 3]
+    assert sorted({push.ticket.member for push in run.pushes}) == [2, 3]
 
 
 @pytest.mark.timeout(40)
-def test_who_died_there_inherits_no_job(tmp_path: Path) -> None:
+def test_a_worker_that_died_before_prepare_inherits_no_job(tmp_path: Path) -> None:
     before = f"""
 if pace.worker == 0 and is_first_life(): {KILL}
 if pace.worker == 1 and is_first_life():
@@ -89,22 +89,22 @@ if pace.worker == 1 and is_first_life():
 """
     run = early(tmp_path, before, respawn=True, protocol="k-sync:2", path="store")
     assert run.left == ["killed by signal 9"]
-    assert sorted({one.ticket.member for one in run.pushes})[:2] == [1, 2]
+    assert sorted({push.ticket.member for push in run.pushes})[:2] == [1, 2]
 
 
-def test_who_dies_there_inside_a_block_of_its_own_goes_first_again(tmp_path: Path) -> None:
+def test_a_worker_respawned_inside_a_block_goes_first_again(tmp_path: Path) -> None:
     before = f"""
 with pace.once() as is_first:
     if is_first and is_first_life(): {KILL}
     print("inside", pace.worker, is_first, flush=True)
 """
     early(tmp_path, before, respawn=True)
-    logs = [(tmp_path / "run" / "logs" / f"worker-{one}.log").read_text() for one in (0, 1)]
+    logs = [(tmp_path / "run" / "logs" / f"worker-{seat}.log").read_text() for seat in (0, 1)]
     assert "inside 0 True" in logs[0]
     assert "inside 1 False" in logs[1]
 
 
-def test_who_dies_there_again_and_again_is_given_up(
+def test_repeated_deaths_before_prepare_are_given_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(WorkerError, match="worker 1 ended: killed by signal 9"):
@@ -113,15 +113,15 @@ def test_who_dies_there_again_and_again_is_given_up(
 
 
 @pytest.mark.parametrize("what", [STOP, KILL], ids=["stopped", "killed"])
-def test_without_new_lives_it_ends_the_run_in_words(
+def test_without_respawn_a_death_before_prepare_ends_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
 ) -> None:
     with pytest.raises(WorkerError, match="worker 1 ended: killed by signal 9"):
         early(tmp_path, f"if pace.worker == 1: {what}", stall_after=0.5)
-    said = capsys.readouterr().err
-    assert (what == KILL) or "it is ended, and the run with it (--respawn" in said
+    text = capsys.readouterr().err
+    assert (what == KILL) or "it is ended, and the run with it (--respawn" in text
 
 
-def test_a_script_that_ends_there_in_one_worker_only_is_refused(tmp_path: Path) -> None:
+def test_a_script_that_ends_before_prepare_in_one_worker_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"worker 1's script ended without prepare\(\)"):
         early(tmp_path, "if pace.worker == 1: sys.exit()")

@@ -1,4 +1,4 @@
-"""A hang is explained in one message: who, how long, what is usual, where, what was decided."""
+"""A hang is explained in one message: the worker, how long, what is usual, where, the decision."""
 
 import re
 from pathlib import Path
@@ -58,13 +58,13 @@ def explained(folder: Path, hang: str, loader_workers: int = 0, **settings: obje
     ],
 )
 @pytest.mark.parametrize("path", ["store", "peers"])
-def test_the_line_that_hangs_is_named(tmp_path: Path, hang: str, path: str) -> None:
+def test_a_hang_is_reported_with_its_line(tmp_path: Path, hang: str, path: str) -> None:
     (note,) = explained(tmp_path, hang, path=path)
-    found = SAYS.fullmatch(note.replace(" (--respawn would begin a new one)", ""))
-    assert found is not None, note
-    line = (tmp_path / "train.py").read_text().splitlines()[int(found["line"]) - 1]
+    match = SAYS.fullmatch(note.replace(" (--respawn would begin a new one)", ""))
+    assert match is not None, note
+    line = (tmp_path / "train.py").read_text().splitlines()[int(match["line"]) - 1]
     assert line.strip() == hang
-    assert found["name"] == "__getitem__"
+    assert match["name"] == "__getitem__"
 
 
 COMPUTES = "end = time.time() + 4; [None for _ in iter(lambda: time.time() > end, True)]"
@@ -72,7 +72,9 @@ COMPUTES = "end = time.time() + 4; [None for _ in iter(lambda: time.time() > end
 
 
 @pytest.mark.parametrize("path", ["store", "peers"])
-def test_who_computes_is_named_with_the_line_and_never_ended(tmp_path: Path, path: str) -> None:
+def test_a_computing_worker_is_named_with_its_line_and_never_ended(
+    tmp_path: Path, path: str
+) -> None:
     notes = explained(tmp_path, COMPUTES, path=path)
     assert notes
     for note in notes:
@@ -80,16 +82,16 @@ def test_who_computes_is_named_with_the_line_and_never_ended(tmp_path: Path, pat
         assert re.search(r"left alone, since it computes \(kill -9 \d+ ends it\)", note)
 
 
-def test_a_loaders_worker_that_hangs_leads_to_the_line_that_waits_for_it(tmp_path: Path) -> None:
+def test_a_hanging_loader_worker_is_reported_at_the_line_that_waits(tmp_path: Path) -> None:
     (note,) = explained(tmp_path, "time.sleep(600)", loader_workers=1)
-    found = SAYS.search(note)
-    assert found is not None, note
-    line = (tmp_path / "train.py").read_text().splitlines()[int(found["line"]) - 1]
+    match = SAYS.search(note)
+    assert match is not None, note
+    line = (tmp_path / "train.py").read_text().splitlines()[int(match["line"]) - 1]
     assert line == "    for inputs, targets in loader:"
 
 
-def test_the_only_worker_is_named_and_not_given_up(tmp_path: Path) -> None:
-    """There is nobody to go on without it; the note is all that can be done."""
+def test_a_lone_worker_is_named_and_not_given_up(tmp_path: Path) -> None:
+    """No other worker could continue without it; the note is all that can be done."""
     script = tmp_path / "train.py"
     hang = "time.sleep(2.5); sys.exit('enough')"
     script.write_text(SCRIPT.format(hang=hang, loader_workers=0).replace('"1"', '"0"'))

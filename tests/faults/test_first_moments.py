@@ -1,4 +1,4 @@
-"""Who dies between prepare and the first epoch: another lays out the store, and fills it."""
+"""A worker dies between prepare and the first epoch: another lays out the store and fills it."""
 
 import functools
 from pathlib import Path
@@ -23,10 +23,10 @@ def without_faults() -> Any:
 @pytest.mark.timeout(40)
 @PATHS
 @pytest.mark.parametrize("call", [1, 3])
-def test_another_writes_the_first_weights_when_the_main_worker_dies(
+def test_another_worker_writes_the_first_weights_when_the_main_one_dies(
     tmp_path: Path, path: str, call: int
 ) -> None:
-    """Its first call is in prepare, the third where its first epoch begins."""
+    """Its first call is in prepare, its third at the start of the first epoch."""
     death = Fault(worker=0, point="before it writes its weights", call=call)
     run = train(with_fault(TASK, death), tmp_path, workers=3, path=path)
     assert run.left == ["killed by signal 9"]
@@ -60,7 +60,7 @@ pace.save()
 
 @pytest.mark.timeout(40)
 @PATHS
-def test_what_the_script_did_to_its_weights_stays_done(tmp_path: Path, path: str) -> None:
+def test_weights_changed_by_the_script_survive_a_death(tmp_path: Path, path: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(CHANGES)
     run = run_script(script, tmp_path, workers=3, path=path)

@@ -1,4 +1,4 @@
-"""What lies in a run's folder and is not what it should be: nothing is written through it."""
+"""Unexpected files in a run's folder: nothing is written through them."""
 
 import multiprocessing
 import os
@@ -32,7 +32,7 @@ PLANTED = (
 
 
 class Victim:
-    """A file and a folder that no run has to touch."""
+    """A file and a folder that no run may touch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,10 +45,10 @@ class Victim:
 
     def _look(self) -> list[tuple[object, ...]]:
         every = [self.folder, *sorted(self.folder.rglob("*"))]
-        looks = [one.lstat() for one in every]
+        looks = [path.lstat() for path in every]
         return [
-            (str(one), look.st_mode, look.st_uid, one.is_file() and one.read_bytes())
-            for one, look in zip(every, looks, strict=True)
+            (str(path), look.st_mode, look.st_uid, path.is_file() and path.read_bytes())
+            for path, look in zip(every, looks, strict=True)
         ]
 
     @property
@@ -72,7 +72,7 @@ KINDS: dict[str, Callable[[Path, Victim], None]] = {
 
 
 def attempt(run: Callable[[], object]) -> str:
-    """How it ended: in words, or with nothing to say."""
+    """The error message of ``run``, or an empty text."""
     try:
         run()
     except (ConfigError, LinkError, WorkerError) as error:
@@ -82,20 +82,20 @@ def attempt(run: Callable[[], object]) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_new_run_writes_through_nothing_that_is_planted(
+def test_a_new_run_writes_through_no_planted_file(
     tmp_path: Path, victim: Victim, name: str, kind: str
 ) -> None:
     path = tmp_path / "run" / name
     path.parent.mkdir(parents=True)
     KINDS[kind](path, victim)
     settings: dict[str, Any] = {"log": "tensorboard" if name == "tensorboard" else "csv"}
-    said = attempt(lambda: train(TASK, tmp_path, engine="inline", updates=3, **settings))
+    message = attempt(lambda: train(TASK, tmp_path, engine="inline", updates=3, **settings))
     assert victim.is_whole
-    assert "\n" not in said
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logs_of_workers_are_opened_before_they_begin(
+def test_worker_logs_are_opened_before_workers_start(
     tmp_path: Path, victim: Victim, kind: str
 ) -> None:
     path = tmp_path / "run" / "logs" / "worker-1.log"
@@ -122,7 +122,7 @@ OLD = (
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", sorted({*PLANTED, *OLD}))
-def test_a_run_that_goes_on_does_neither(
+def test_a_resumed_run_writes_through_no_planted_file(
     tmp_path: Path, victim: Victim, whole: Run, name: str, kind: str
 ) -> None:
     folder = tmp_path / "run"
@@ -138,14 +138,14 @@ def test_a_run_that_goes_on_does_neither(
         settings = adopt(resolve(flags, env={}, is_call=True))
         launcher.launch_run(TaskProgram(task=TASK), settings, QuietObserver())
 
-    said = attempt(go_on)
+    message = attempt(go_on)
     assert victim.is_whole
-    assert "\n" not in said
-    if name in OLD and not (name.startswith("checkpoints/") and not said):
-        assert said
+    assert "\n" not in message
+    if name in OLD and not (name.startswith("checkpoints/") and not message):
+        assert message
 
 
-def test_reading_waits_for_no_pipe(tmp_path: Path) -> None:
+def test_reading_a_run_does_not_wait_for_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "trace.jsonl")
     with pytest.raises(ConfigError, match="it is not a regular file"):
         summarize(tmp_path)
@@ -154,7 +154,7 @@ def test_reading_waits_for_no_pipe(tmp_path: Path) -> None:
 # -- folders ---------------------------------------------------------------------------------------
 
 
-def test_a_folder_for_everybody_is_refused(tmp_path: Path) -> None:
+def test_a_world_writable_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(0o777)
     with pytest.raises(ConfigError, match="everybody may write to it: chmod o-w"):
@@ -162,15 +162,15 @@ def test_a_folder_for_everybody_is_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_a_folder_of_a_group_is_taken(tmp_path: Path) -> None:
-    """With a umask of 002, as many systems have it, every folder is one."""
+def test_a_group_writable_folder_is_accepted(tmp_path: Path) -> None:
+    """With a umask of 002, common on many systems, every folder is one."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(0o775)
     assert train(TASK, tmp_path, engine="inline", updates=1).summary.updates == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
-def test_a_folder_or_a_link_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_folder_or_link_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     os.chown(tmp_path / "run", 1234, 1234)
     with pytest.raises(ConfigError, match="it belongs to user 1234"):
@@ -183,15 +183,15 @@ def test_a_folder_or_a_link_of_somebody_else_is_refused(tmp_path: Path) -> None:
         OpenFolder.open(tmp_path / "link")
 
 
-def test_where_files_have_no_owners_nobody_is_refused(
+def test_folders_are_accepted_where_files_have_no_owners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A share that gives all files to one user, whoever makes them."""
+    """A network share that gives all files to one user."""
     monkeypatch.setattr(os, "geteuid", lambda: 4321)
     assert train(TASK, tmp_path, engine="inline", updates=1).summary.updates == 1
 
 
-def test_another_folder_in_its_place_is_not_written_to(tmp_path: Path) -> None:
+def test_a_folder_that_was_replaced_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with closing(OpenFolder.open(tmp_path / "run")) as place:
         (tmp_path / "run").rename(tmp_path / "moved")
@@ -210,14 +210,14 @@ def test_another_folder_in_its_place_is_not_written_to(tmp_path: Path) -> None:
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_new_files_are_for_oneself_to_write(tmp_path: Path) -> None:
+def test_new_files_are_writable_by_their_owner_only(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         run = train(TASK, tmp_path, engine="inline", updates=1)
     finally:
         os.umask(before)
     every = [run.folder, *run.folder.rglob("*")]
-    assert not any(one.stat().st_mode & (stat.S_IWOTH | stat.S_IWGRP) for one in every)
+    assert not any(path.stat().st_mode & (stat.S_IWOTH | stat.S_IWGRP) for path in every)
     assert RunSettings().run_dir is None
 
 
@@ -227,7 +227,7 @@ def replaced(path: Path, data: Iterator[bytes]) -> None:
 
 
 @pytest.mark.parametrize("write", [replaced, write_whole])
-def test_what_was_half_written_goes_and_what_is_being_written_stays(
+def test_partial_files_of_the_dead_are_removed_and_those_of_the_living_kept(
     tmp_path: Path, write: Callable[[Path, Iterator[bytes]], None]
 ) -> None:
     def killed() -> Iterator[bytes]:
@@ -235,12 +235,12 @@ def test_what_was_half_written_goes_and_what_is_being_written_stays(
         os.kill(os.getpid(), signal.SIGKILL)
 
     (tmp_path / ".mine.0123abcd").touch()
-    one = multiprocessing.get_context("fork").Process(
+    writer = multiprocessing.get_context("fork").Process(
         target=write, args=(tmp_path / "model", killed())
     )
-    one.start()
-    one.join()
-    assert one.exitcode == -signal.SIGKILL
+    writer.start()
+    writer.join()
+    assert writer.exitcode == -signal.SIGKILL
     assert len(list(tmp_path.glob(".model.*.part"))) == 1
     with closing(OpenFolder.open(tmp_path)) as place:
 

@@ -1,4 +1,4 @@
-"""Damaged files of every kind are refused in words, or loaded as what they were; bench/fuzz.py
+"""Damaged files of every kind are refused with a message, or loaded unchanged; bench/fuzz.py
 tries a hundred thousand."""
 
 from pathlib import Path
@@ -9,7 +9,9 @@ from fuzzing import READERS, Reader, attack
 
 
 @pytest.mark.parametrize("reader", READERS, ids=lambda one: one.name)
-def test_damage_is_refused_or_loads_what_adds_up(reader: Reader, tmp_path: Path) -> None:
+def test_damaged_files_are_refused_or_load_consistent_values(
+    reader: Reader, tmp_path: Path
+) -> None:
     tally = attack(reader, tmp_path, 150, seed=1)
     assert not tally.faults
     assert tally.refused > 5

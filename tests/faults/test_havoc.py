@@ -1,6 +1,6 @@
-"""Random signals to everybody of a run: no hang, no traceback, each sample once, nothing left.
+"""Random signals to every process of a run: no hang, no traceback, each sample once, nothing left.
 
-Some of the runs of bench/havoc.py; what is drawn, done and judged stands in havoc_*.py.
+Some of the runs of bench/havoc.py; havoc_*.py draws, does and judges.
 """
 
 from dataclasses import replace
@@ -23,13 +23,13 @@ LEAST = 5
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_run_that_is_struck_ends_well(tmp_path: Path, seed: int) -> None:
-    one = trial(draw(seed, least=LEAST), tmp_path)
-    assert one.outcome.struck, one.plan
-    assert not one.complaints, "\n".join([str(one.plan), *chain(*one.complaints.values())])
+def test_a_run_under_random_signals_ends_well(tmp_path: Path, seed: int) -> None:
+    tried = trial(draw(seed, least=LEAST), tmp_path)
+    assert tried.outcome.struck, tried.plan
+    assert not tried.complaints, "\n".join([str(tried.plan), *chain(*tried.complaints.values())])
 
 
-def test_the_places_where_a_line_is_struck_exist() -> None:
+def test_every_place_where_a_line_is_struck_exists() -> None:
     for place in PLACES:
         assert Path(place).is_dir() or Path(f"{place}py").is_file(), place
 
@@ -42,10 +42,10 @@ PLAN = Plan(seed=0, workers=2, samples=48, batch=24, epochs=1)
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """A run that nothing happens to."""
-    one = trial(PLAN, tmp_path_factory.mktemp("calm"))
-    assert one.complaints == {}
-    return one.outcome
+    """A run without a fault."""
+    tried = trial(PLAN, tmp_path_factory.mktemp("calm"))
+    assert tried.complaints == {}
+    return tried.outcome
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,12 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         ("left", {"left": ("process 7",)}),
     ],
 )
-def test_what_is_wrong_with_a_launch_is_seen(
-    calm: Outcome, kind: str, launch: dict[str, Any]
-) -> None:
+def test_the_judge_reports_a_bad_launch(calm: Outcome, kind: str, launch: dict[str, Any]) -> None:
     worse = replace(calm, launches=(replace(CALM, **launch), CALM))
     assert kind in judge(PLAN, worse)
 
 
-def test_a_death_explains_an_end_only_where_it_may_end_a_run(calm: Outcome) -> None:
+def test_a_death_excuses_an_end_only_where_it_may_end_a_run(calm: Outcome) -> None:
     ended = replace(CALM, code=1, screen="error: worker 1 ended: killed by signal 9")
     struck = replace(calm, launches=(ended, CALM), struck={0: "at once"})
     plan = replace(PLAN, strikes=(Strike(target="worker 1"),))
@@ -76,14 +74,14 @@ def test_a_death_explains_an_end_only_where_it_may_end_a_run(calm: Outcome) -> N
 
 
 @pytest.mark.parametrize(("epochs", "kind"), [(2, "lost"), (0, "doubled")])
-def test_samples_that_are_lost_or_too_many_are_seen(calm: Outcome, epochs: int, kind: str) -> None:
+def test_the_judge_reports_lost_and_surplus_samples(calm: Outcome, epochs: int, kind: str) -> None:
     assert list(judge(replace(PLAN, epochs=epochs), calm)) == [kind]
 
 
-def test_a_sample_that_counted_otherwise_is_seen(calm: Outcome, tmp_path: Path) -> None:
+def test_the_judge_reports_a_sample_with_another_weight(calm: Outcome, tmp_path: Path) -> None:
     final = calm.finals[0]
     state = torch.load(final)
     state["weight"][3] *= 2.0
     torch.save(state, tmp_path / final.name)
-    found = judge(PLAN, replace(calm, finals=(tmp_path / final.name,)))
-    assert "1 weights are not what the updates make, from 3 to 3" in found["weights"][0]
+    result = judge(PLAN, replace(calm, finals=(tmp_path / final.name,)))
+    assert "1 weights are not what the updates make, from 3 to 3" in result["weights"][0]

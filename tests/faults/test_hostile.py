@@ -11,14 +11,14 @@ PROGRAM = Path(__file__).parent.parent / "support" / "planting.py"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it forks what has imported torch")
-def test_nothing_that_is_planted_is_written_through_run_or_waited_for() -> None:
+def test_planted_files_are_neither_written_through_run_nor_awaited() -> None:
     verbs = ("train", "resume", "auto", "report", "config")
     done = subprocess.run(
         [sys.executable, str(PROGRAM), "--tries", "8", "--races", "2", "--verbs", *verbs],
         capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["faults"] == []
-    assert sum(found["tries"].values()) == 8
-    assert sum(found["races"].values()) == 2
+    result = json.loads(done.stdout)
+    assert result["faults"] == []
+    assert sum(result["tries"].values()) == 8
+    assert sum(result["races"].values()) == 2

@@ -1,4 +1,4 @@
-"""The same plan inline: one process, and members that die, stand still and come back."""
+"""The same plan inline: one process, and members that die, stall and come back."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ CLOSE = 1e-6
 
 def inline(folder: Path, fault: str, protocol: str) -> Run:
     run = train(TASK, folder, workers=3, engine="inline", protocol=protocol, fault=(fault,))
-    assert [one.text for one in run.records if isinstance(one, Struck)] == [fault]
+    assert [record.text for record in run.records if isinstance(record, Struck)] == [fault]
     assert run.num_epochs_ended() == EPOCHS
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     return run
@@ -28,7 +28,7 @@ def inline(folder: Path, fault: str, protocol: str) -> Run:
 )
 def test_full_sync_ends_as_without_the_fault(tmp_path: Path, fault: str, worker: int) -> None:
     run = inline(tmp_path, fault.format(worker), "full-sync")
-    ended = [one.reason for one in run.records if isinstance(one, Heard) and one.reason]
+    ended = [record.reason for record in run.records if isinstance(record, Heard) and record.reason]
     assert ended[0] in ("killed by signal 9", "replaced after a stall")
     assert differ(run.state, plain_loop(TASK)) < CLOSE
 
@@ -39,15 +39,15 @@ def test_every_sample_counts_once(tmp_path: Path, protocol: str, fault: str) -> 
     inline(tmp_path, fault, protocol)
 
 
-def test_a_worker_that_is_replaced_ends_quietly_when_it_comes_back(tmp_path: Path) -> None:
+def test_a_replaced_worker_ends_quietly_when_it_returns(tmp_path: Path) -> None:
     run = inline(tmp_path, "stop worker 1 at update 3 for 9s", "full-sync")
-    stalled = [one.fact for one in run.records if isinstance(one, Heard)]
+    stalled = [record.fact for record in run.records if isinstance(record, Heard)]
     assert [type(fact) for fact in stalled].count(Stalled) == 1
     last = max(push.at_s for push in run.pushes if push.ticket.member == 1)
     assert last < next(fact.at_s for fact in stalled if isinstance(fact, Stalled))
     assert not any(isinstance(order, Late) for order in run.every_order())
 
 
-def test_an_exception_is_the_users(tmp_path: Path) -> None:
+def test_an_exception_in_a_worker_is_raised(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match="injected fault"):
         train(TASK, tmp_path, workers=2, engine="inline", fault=("raise in worker 1 at step 2",))

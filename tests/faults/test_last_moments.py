@@ -1,4 +1,4 @@
-"""The end of a run, and its checkpoints, when the worker dies that had to make them."""
+"""The end of a run, and its checkpoints, when the worker that makes them dies."""
 
 import functools
 from dataclasses import replace
@@ -20,8 +20,8 @@ LONG = replace(TASK, data=functools.partial(samples, 240), epochs=2)
 
 @pytest.mark.timeout(40)
 @pytest.mark.parametrize("point", ["before it publishes", "before it adds to the sum"])
-def test_another_makes_the_last_update_when_its_worker_dies(tmp_path: Path, point: str) -> None:
-    """The run stops at that version, and everybody waits for it."""
+def test_another_worker_makes_the_last_update_when_one_dies(tmp_path: Path, point: str) -> None:
+    """The run stops at that version, and all workers wait for it."""
     task = with_fault(TASK, Fault(point=point, call=5))
     run = train(task, tmp_path, workers=2, path="store", delay=("1=60ms",), updates=5)
     assert point in (run.folder / "logs" / "worker-1.log").read_text()
@@ -29,8 +29,8 @@ def test_another_makes_the_last_update_when_its_worker_dies(tmp_path: Path, poin
 
 
 @pytest.mark.timeout(40)
-def test_a_checkpoint_that_nobody_pinned_is_waited_for_by_nobody(tmp_path: Path) -> None:
-    """Worker 0 pins it after it has told of the round; here the others tell first, and go on."""
+def test_a_checkpoint_that_no_worker_pinned_is_not_awaited(tmp_path: Path) -> None:
+    """Worker 0 pins it after reporting the round; here the others report first and continue."""
     death = Fault(worker=0, point="before it tells of rounds", call=2)
     settings = {"workers": 3, "path": "peers", "delay": ("30ms",), "checkpoint_every": "1 updates"}
     run = train(with_fault(LONG, death), tmp_path, **settings)
@@ -43,10 +43,10 @@ def test_a_checkpoint_that_nobody_pinned_is_waited_for_by_nobody(tmp_path: Path)
 @pytest.mark.timeout(40)
 @pytest.mark.parametrize("path", ["store", "peers"])
 @pytest.mark.parametrize("updates", [5, None])
-def test_another_copies_the_end_when_the_worker_dies_that_was_to(
+def test_another_worker_copies_the_end_when_the_assigned_one_dies(
     tmp_path: Path, path: str, updates: int | None
 ) -> None:
-    """Inside an epoch, where the run stops, and after the last, where all come to their ends."""
+    """Inside an epoch, where the run stops, and after the last, where all workers end."""
     task = with_fault(TASK, *(Fault(worker=worker, point=PINS, call=1) for worker in (0, 1)))
     run = train(task, tmp_path, workers=3, path=path, updates=updates)
     for worker in (0, 1):

@@ -1,4 +1,4 @@
-"""Between peers: who dies in the last round of an epoch leaves nobody waiting.
+"""Between peers: a death in the last round of an epoch leaves no worker waiting.
 
 Of 241 samples in batches of 48 the last batch has one: it is worker 0's, the others have none.
 """
@@ -38,8 +38,10 @@ def _train(folder: Path, *faults: Fault, **settings: Any) -> Run:
 @pytest.mark.timeout(40)
 @pytest.mark.parametrize("barrier", [1, 2])
 @pytest.mark.parametrize("late", [0, 1, 2])
-def test_who_is_late_to_leave_takes_no_update_back(tmp_path: Path, barrier: int, late: int) -> None:
-    """Worker 3 dies; worker 0 goes on through the store while another is still leaving."""
+def test_a_worker_that_leaves_late_takes_no_update_back(
+    tmp_path: Path, barrier: int, late: int
+) -> None:
+    """Worker 3 dies; worker 0 switches to the store while another is still leaving."""
     death = Fault(worker=3, point="before it reaches a barrier", call=2 * (ROUNDS - 1) + barrier)
     late_one = Fault(worker=late, point="while it leaves its peers", call=1, late_s=0.5)
     run = _train(tmp_path, death, late_one)
@@ -48,7 +50,7 @@ def test_who_is_late_to_leave_takes_no_update_back(tmp_path: Path, barrier: int,
 
 @pytest.mark.timeout(40)
 @pytest.mark.parametrize("worker", [0, 3])
-def test_the_last_version_stands_whoever_dies_behind_the_last_barrier(
+def test_the_last_version_stands_after_a_death_behind_the_last_barrier(
     tmp_path: Path, worker: int
 ) -> None:
     death = Fault(worker=worker, point="after its last barrier", call=ROUNDS)

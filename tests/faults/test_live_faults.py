@@ -25,12 +25,12 @@ PATHS = pytest.mark.parametrize("path", ["store", "peers"])
 
 @functools.cache
 def without_faults() -> Any:
-    """What one plain loop makes of the same task."""
+    """The result of a plain loop on the same task."""
     return plain_loop(LONG)
 
 
 def faulty(folder: Path, *faults: str, **settings: Any) -> Run:
-    """A run that is put through ``faults``, each of which must have come."""
+    """A run under ``faults``, each of which must have fired."""
     settings = {"workers": 3, "protocol": "full-sync", "delay": ("20ms",), **settings}
     run = train(LONG, folder, fault=faults, **settings)
     assert sorted(struck(run)) == sorted(faults)
@@ -40,38 +40,38 @@ def faulty(folder: Path, *faults: str, **settings: Any) -> Run:
 
 
 def struck(run: Run) -> list[str]:
-    return [one.text for one in run.records if isinstance(one, Struck)]
+    return [record.text for record in run.records if isinstance(record, Struck)]
 
 
 def joined(run: Run) -> list[tuple[int, int | None]]:
     """(member, worker) of all that ever took part."""
     return [
-        (one.fact.member, one.worker)
-        for one in run.records
-        if isinstance(one, Heard) and one.worker is not None
+        (record.fact.member, record.worker)
+        for record in run.records
+        if isinstance(record, Heard) and record.worker is not None
     ]
 
 
 def reasons(run: Run) -> list[str]:
     """How members ended, in that order."""
-    return [one.reason for one in run.records if isinstance(one, Heard) and one.reason]
+    return [record.reason for record in run.records if isinstance(record, Heard) and record.reason]
 
 
 def stalled(run: Run) -> list[int]:
     kind = "Stalled"
-    heard = [one.fact for one in run.records if isinstance(one, Heard)]
+    heard = [record.fact for record in run.records if isinstance(record, Heard)]
     return [fact.member for fact in heard if type(fact).__name__ == kind]
 
 
 @PATHS
-def test_a_killed_worker_changes_nothing(tmp_path: Path, path: str) -> None:
+def test_a_killed_worker_does_not_change_the_result(tmp_path: Path, path: str) -> None:
     run = faulty(tmp_path, "kill worker 1 at update 7", path=path)
     assert run.left == ["killed by signal 9"]
     assert differ(run.state, without_faults()) < CLOSE
 
 
 @PATHS
-def test_a_worker_killed_at_a_moment_of_the_clock_changes_nothing(
+def test_a_worker_killed_at_a_given_time_does_not_change_the_result(
     tmp_path: Path, path: str
 ) -> None:
     run = faulty(tmp_path, "kill worker 2 at 0.15s", path=path)
@@ -89,15 +89,15 @@ def test_a_stopped_worker_that_others_wait_for_is_given_up(tmp_path: Path, path:
 
 
 @PATHS
-def test_a_push_that_is_lost_is_made_again_by_another(tmp_path: Path, path: str) -> None:
-    """Its worker waits for an answer that never comes; after a while it is given up."""
+def test_a_lost_push_is_repeated_by_another_worker(tmp_path: Path, path: str) -> None:
+    """Its worker waits for an answer that never comes and is given up after a while."""
     run = faulty(tmp_path, "drop push of worker 1 at update 7", path=path, stall_after=0.4)
     assert any("worker 1 has not pushed" in text for text in run.notes)
     assert differ(run.state, without_faults()) < CLOSE
 
 
 @PATHS
-def test_slow_phases_and_late_pushes_change_nothing(tmp_path: Path, path: str) -> None:
+def test_slow_phases_and_late_pushes_do_not_change_the_result(tmp_path: Path, path: str) -> None:
     faults = ("slow worker 0 at step 3 for 0.2s by 4x", "delay push of worker 2 at step 9 by 0.1s")
     run = faulty(tmp_path, *faults, path=path)
     assert run.left == []
@@ -105,20 +105,22 @@ def test_slow_phases_and_late_pushes_change_nothing(tmp_path: Path, path: str) -
 
 
 @PATHS
-def test_an_exception_is_a_death_where_the_run_is_to_continue(tmp_path: Path, path: str) -> None:
+def test_an_exception_counts_as_a_death_with_on_worker_error_continue(
+    tmp_path: Path, path: str
+) -> None:
     fault = "raise in worker 0 at update 7"
     run = faulty(tmp_path, fault, path=path, on_worker_error="continue")
     assert reasons(run)[0] == "exit 1"
     assert differ(run.state, without_faults()) < CLOSE
 
 
-def test_an_exception_ends_the_run_unless_told_otherwise(tmp_path: Path) -> None:
+def test_an_exception_ends_the_run_by_default(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match="RuntimeError: injected fault: raise in worker 1"):
         train(LONG, tmp_path, workers=2, fault=("raise in worker 1 at update 7",))
 
 
-def test_nobody_notices_a_stop_where_nobody_waits(tmp_path: Path) -> None:
-    """Under K < P the stopped worker goes on when it can, as the same member."""
+def test_a_stop_goes_unnoticed_where_no_worker_waits(tmp_path: Path) -> None:
+    """Under K < P the stopped worker later continues as the same member."""
     fault = "stop worker 1 at step 3 for 1.5s"
     task = replace(TASK, data=functools.partial(samples, 1200), epochs=1)
     settings = {"protocol": "k-batch-async:2", "workers": 3, "delay": ("30ms",)}
@@ -136,7 +138,7 @@ def test_nobody_notices_a_stop_where_nobody_waits(tmp_path: Path) -> None:
 
 
 @PATHS
-def test_a_new_worker_takes_the_place_of_a_dead_one(tmp_path: Path, path: str) -> None:
+def test_a_new_worker_replaces_a_dead_one(tmp_path: Path, path: str) -> None:
     run = faulty(tmp_path, "kill worker 0 at update 4", path=path, respawn=True, delay=("60ms",))
     assert joined(run) == [(0, 0), (1, 1), (2, 2), (3, 0)]
     assert run.summary.per_worker[0].members == 2
@@ -144,7 +146,7 @@ def test_a_new_worker_takes_the_place_of_a_dead_one(tmp_path: Path, path: str) -
     assert differ(run.state, without_faults()) < CLOSE
 
 
-def test_workers_come_back_again_and_again(tmp_path: Path) -> None:
+def test_workers_are_respawned_again_and_again(tmp_path: Path) -> None:
     faults = [
         "kill worker 0 at update 2", "kill worker 1 at update 9",
         "stop worker 2 at update 12 for 60s", "kill worker 0 at update 17",
@@ -154,8 +156,8 @@ def test_workers_come_back_again_and_again(tmp_path: Path) -> None:
     assert differ(run.state, without_faults()) < CLOSE
 
 
-def test_a_worker_that_is_stopped_in_its_first_step_is_known_to_be(tmp_path: Path) -> None:
-    """It is told before anybody has looked at the members for the first time."""
+def test_a_worker_stopped_in_its_first_step_is_recognized(tmp_path: Path) -> None:
+    """The stop is reported before the members are checked for the first time."""
     run = faulty(tmp_path, "stop worker 1 at step 1 for 60s", path="store")
     assert run.left == ["killed by signal 9"]
     assert differ(run.state, without_faults()) < CLOSE

@@ -1,6 +1,6 @@
 """Twenty lives of a run are killed, and every number and every mini-batch counts once.
 
-Of the readers of a stream, too: whoever reads is killed like all others.
+Readers of a stream are killed like all others.
 """
 
 import json
@@ -23,7 +23,7 @@ SETTINGS: dict[str, Any] = {"respawn": True, "stall_after": 60.0, "seed": 5}
 
 
 def struck(script: Any, folder: Path, *words: str, workers: int, protocol: str) -> Run:
-    """A run with its kills; all workers that came to its end have the same weights."""
+    """A run with its kills; all workers that reached its end have the same weights."""
     with kills(folder, KILLS, seed=workers) as seats:
         run = run_script(
             Path(script.__file__), folder, str(folder), *words, workers=workers,
@@ -48,8 +48,8 @@ def test_every_number_counts_once(tmp_path: Path, workers: int, protocol: str, p
     assert run.used() == [Counter(range(UPDATES * parts))]
     assert run.summary.updates == UPDATES
     if protocol == "full-sync":
-        found = torch.load(next(tmp_path.glob("result-*.pt")))
-        assert differ(found, numbered.twin(5, UPDATES, parts)) < CLOSE
+        result = torch.load(next(tmp_path.glob("result-*.pt")))
+        assert differ(result, numbered.twin(5, UPDATES, parts)) < CLOSE
 
 
 @pytest.mark.parametrize("is_stateful", [False, True])
@@ -66,5 +66,5 @@ def test_every_mini_batch_of_a_stream_counts_once(
     assert run.used() == [Counter(range(UPDATES * parts))]
     assert run.summary.samples == size
     if protocol == "full-sync":
-        found = torch.load(next(tmp_path.glob("result-*.pt")))
-        assert differ(found, streamed.twin(5, 1, parts, size, SIZE * parts)) < CLOSE
+        result = torch.load(next(tmp_path.glob("result-*.pt")))
+        assert differ(result, streamed.twin(5, 1, parts, size, SIZE * parts)) < CLOSE

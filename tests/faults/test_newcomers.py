@@ -1,4 +1,4 @@
-"""A worker that joins a run under way has what the others have: rates, schedules, the epoch."""
+"""A worker that joins a run has the others' rates, schedules and epoch."""
 
 from collections import Counter
 from dataclasses import replace
@@ -53,7 +53,7 @@ for epoch in pace.epochs(6):
     ],
     ids=["an epoch", "a version"],
 )
-def test_a_newcomer_has_the_rates_of_the_others(
+def test_a_newcomer_has_the_others_learning_rates(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
@@ -61,7 +61,7 @@ def test_a_newcomer_has_the_rates_of_the_others(
     in_loop: str,
     after_loop: str,
 ) -> None:
-    """Else the run would end: pushes of one update with different rates are a conflict."""
+    """Otherwise the run would end: pushes of one update with different rates are a conflict."""
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(scheduler=scheduler, in_loop=in_loop, after_loop=after_loop))
@@ -105,10 +105,10 @@ with open(f"asked-{pace.worker}", "w") as file:
 """
 
 
-def test_a_newcomer_is_answered_what_it_asks_before_its_loop(
+def test_a_newcomers_requests_before_its_loop_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when it has been told by then that the epoch is over which it was to begin with."""
+    """Also when its first epoch is already over by then."""
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.py"
     script.write_text(ASKS)
@@ -120,8 +120,8 @@ def test_a_newcomer_is_answered_what_it_asks_before_its_loop(
     assert (tmp_path / "asked-1").read_text() == "1.0 96.0"
 
 
-def test_a_newcomer_begins_a_run_that_goes_on_where_the_others_do(tmp_path: Path) -> None:
-    """It comes before the epoch that was cut off has opened again."""
+def test_a_newcomer_joins_a_resumed_run_where_the_others_are(tmp_path: Path) -> None:
+    """It arrives before the interrupted epoch is open again."""
     first = train(TASK, tmp_path, workers=3, path="store", updates=7)
     faults = (
         Fault(worker=1, point="before it arrives", call=1),
@@ -166,10 +166,10 @@ for epoch in pace.epochs(1):
 """
 
 
-def test_a_newcomer_that_nobody_can_tell_of_the_run_ends_it_in_words(
+def test_a_newcomer_without_a_member_to_copy_from_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last one of the others dies in an update, and it has not entered yet."""
+    """The last of the others dies in an update, before it has entered."""
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.py"
     script.write_text(ALONE)
@@ -209,10 +209,10 @@ for _ in pace.epochs(2):
 """
 
 
-def test_who_stands_still_as_peers_part_is_called_off(
+def test_a_worker_that_stalls_as_peers_part_is_called_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Peers knew of its work by themselves, so its grant was told by nobody."""
+    """Peers derive its work themselves, so no member reported its grant."""
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.py"
     script.write_text(ACCUMULATES)
@@ -258,14 +258,14 @@ for epoch in pace.epochs(5):
 
 @pytest.mark.parametrize("dies", ["inside", "between"])
 @pytest.mark.parametrize("protocol", ["full-sync", "k-sync:1"])
-def test_a_newcomer_has_what_schedulers_that_were_not_prepared_have(
+def test_a_newcomer_has_the_others_unprepared_schedulers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, dies: str
 ) -> None:
     monkeypatch.setenv("DIES", dies)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(UNPREPARED)
     run_script(tmp_path / "train.py", tmp_path, workers=2, protocol=protocol, respawn=True)
-    first, second = ((tmp_path / f"rates-{one}").read_text().splitlines() for one in (0, 1))
+    first, second = ((tmp_path / f"rates-{seat}").read_text().splitlines() for seat in (0, 1))
     assert first[-1] == second[-1] == f"4 {0.1 * 0.5**5}"
 
 
@@ -293,11 +293,11 @@ for epoch in pace.epochs(2):
 """
 
 
-def test_who_sums_before_all_epochs_waits_for_no_newcomer(
+def test_a_sum_before_the_epochs_waits_for_no_newcomer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SUMS_FIRST)
     run = run_script(tmp_path / "train.py", tmp_path, workers=2, respawn=True)
     assert run.used() == [Counter(range(96))] * 2
-    assert [(tmp_path / f"sum-{one}").read_text() for one in (0, 1)] == ["1.0\n", "1.0\n"]
+    assert [(tmp_path / f"sum-{seat}").read_text() for seat in (0, 1)] == ["1.0\n", "1.0\n"]

@@ -50,7 +50,7 @@ WITHIN_S = 2.0
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A run that goes on for ever, once each worker has a batch of its loader."""
+    """An endless run, once each worker has a batch of its loader."""
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [
         sys.executable, "-m", "paceline", "launch", "--workers", "2", "--protocol",
@@ -68,11 +68,11 @@ def run(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def family(run: subprocess.Popen[bytes]) -> dict[str, psutil.Process]:
-    """Everybody of a run by what they are; loaders' workers are children of members."""
+    """All processes of a run by role; loaders' workers are children of members."""
     launcher = psutil.Process(run.pid)
     (server,) = launcher.children()
-    members = sorted(server.children(), key=lambda one: one.pid)
-    loaders = [child for one in members for child in one.children()]
+    members = sorted(server.children(), key=lambda member: member.pid)
+    loaders = [child for member in members for child in member.children()]
     assert len(members) == 2
     assert len(loaders) == 2
     return {
@@ -82,14 +82,14 @@ def family(run: subprocess.Popen[bytes]) -> dict[str, psutil.Process]:
 
 
 def left(people: dict[str, psutil.Process]) -> list[str]:
-    """Who is alive ``WITHIN_S`` later."""
+    """The processes that are alive ``WITHIN_S`` later."""
     _, alive = psutil.wait_procs(list(people.values()), timeout=WITHIN_S)
-    return [name for name, one in people.items() if one in alive and not _is_over(one)]
+    return [name for name, process in people.items() if process in alive and not _is_over(process)]
 
 
-def _is_over(one: psutil.Process) -> bool:
+def _is_over(process: psutil.Process) -> bool:
     try:
-        return one.status() == psutil.STATUS_ZOMBIE
+        return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
@@ -104,10 +104,10 @@ def _is_over(one: psutil.Process) -> bool:
         ("fork server", "loader 0"),
     ],
 )
-def test_nothing_is_left_when_a_parent_is_killed(
+def test_no_process_or_memory_is_left_when_a_parent_is_killed(
     run: subprocess.Popen[bytes], victim: str, stopped: str | None
 ) -> None:
-    """Also what is stopped ends: its signal of death cannot be held back."""
+    """A stopped process ends too: its death signal cannot be held back."""
     shared = named_memory()
     people = family(run)
     if stopped is not None:
@@ -117,8 +117,8 @@ def test_nothing_is_left_when_a_parent_is_killed(
     assert named_memory() <= shared
 
 
-def test_a_launcher_that_is_killed_while_it_starts_leaves_nobody(tmp_path: Path) -> None:
-    """Who forks its workers imports for some seconds then."""
+def test_a_launcher_killed_while_it_starts_leaves_no_process(tmp_path: Path) -> None:
+    """Its fork server imports for some seconds then."""
     (tmp_path / "train.py").write_text("")
     command = [sys.executable, "-m", "paceline", "launch", "--device", "cpu", "train.py"]
     with subprocess.Popen(command, cwd=tmp_path) as process:
@@ -130,14 +130,14 @@ def test_a_launcher_that_is_killed_while_it_starts_leaves_nobody(tmp_path: Path)
         assert left({"fork server": children[0]}) == []
 
 
-def test_a_killed_worker_takes_along_what_it_began_and_nobody_else(
+def test_a_killed_worker_takes_only_its_own_children_along(
     run: subprocess.Popen[bytes],
 ) -> None:
     people = family(run)
     people["worker 1"].kill()
     assert sorted(left({name: people[name] for name in ("worker 1", "loader 1")})) == []
-    others = {name: one for name, one in people.items() if not name.endswith("1")}
-    assert all(one.is_running() for one in others.values())
+    others = {name: process for name, process in people.items() if not name.endswith("1")}
+    assert all(value.is_running() for value in others.values())
     run.send_signal(signal.SIGINT)
     run.wait(timeout=30)
     assert left(people) == []
@@ -153,11 +153,11 @@ def test_a_killed_worker_takes_along_what_it_began_and_nobody_else(
     ],
     ids=["checkpoint writer", "fork server"],
 )
-def test_who_is_stopped_before_its_first_line_dies_with_its_launcher(begins: str) -> None:
+def test_a_child_stopped_before_its_first_line_dies_with_its_launcher(begins: str) -> None:
     stops = "import os, signal; os.kill(pid, signal.SIGSTOP)\nprint(pid, flush=True); os._exit(0)"
     words = [sys.executable, "-c", f"{begins}\n{stops}"]
-    said = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, timeout=20)
-    pid, end_s = int(said.stdout), time.monotonic() + 2
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, timeout=20)
+    pid, end_s = int(done.stdout), time.monotonic() + 2
     try:
         while psutil.pid_exists(pid):
             assert time.monotonic() < end_s, psutil.Process(pid)
@@ -167,7 +167,7 @@ def test_who_is_stopped_before_its_first_line_dies_with_its_launcher(begins: str
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_launcher_that_was_ordered_to_die_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+def test_a_run_whose_launcher_was_killed_by_a_fault_can_be_resumed(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     fault = "kill launcher at update 40"
     command = [
@@ -175,39 +175,43 @@ def test_a_launcher_that_was_ordered_to_die_leaves_a_run_that_goes_on(tmp_path: 
         "--run-dir", "run", "--checkpoint-every", "10 updates", "--fault", fault,
         "--delay", "20ms", "train.py",  # so that a checkpoint is written before
     ]  # fmt: skip
-    before = {one.pid for one in psutil.process_iter()}
+    before = {child.pid for child in psutil.process_iter()}
     process = subprocess.run(command, cwd=tmp_path, stdout=subprocess.DEVNULL, timeout=60)
     assert process.returncode == -signal.SIGKILL
     time.sleep(WITHIN_S)
     mine = str(tmp_path)
     assert [
-        one for one in psutil.process_iter() if one.pid not in before and _cwd(one) == mine
+        child for child in psutil.process_iter() if child.pid not in before and _cwd(child) == mine
     ] == []
     records = list(read_trace(tmp_path / "run" / "trace.jsonl"))
-    assert [one.text for one in records if isinstance(one, Struck)] == [fault]
-    updates = [one for one in records if isinstance(one, Ordered) and isinstance(one.order, Apply)]
+    assert [record.text for record in records if isinstance(record, Struck)] == [fault]
+    updates = [
+        record
+        for record in records
+        if isinstance(record, Ordered) and isinstance(record.order, Apply)
+    ]
     assert len(updates) >= 40
     again = [*command[:4], "--resume", "run", "--updates", "60", "--json", "train.py"]
-    found = subprocess.run(again, cwd=tmp_path, stdout=subprocess.PIPE, timeout=60, check=True)
-    assert json.loads(found.stdout)["updates"] == 60
+    result = subprocess.run(again, cwd=tmp_path, stdout=subprocess.PIPE, timeout=60, check=True)
+    assert json.loads(result.stdout)["updates"] == 60
 
 
-def _cwd(one: psutil.Process) -> str:
+def _cwd(process: psutil.Process) -> str:
     try:
-        return one.cwd()
+        return process.cwd()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return ""
 
 
-def test_a_full_disk_ends_no_run(tmp_path: Path) -> None:
-    """What the trace has to say waits until there is room again."""
+def test_a_full_disk_does_not_end_a_run(tmp_path: Path) -> None:
+    """New trace records wait until there is room again."""
     run = train(TASK, tmp_path, workers=2, epochs=300, fault=("fill disk at 0.1s for 0.2s",))
-    assert any(isinstance(one, Struck) for one in run.records)
-    assert any("cannot be written (File too large): the run goes on" in one for one in run.notes)
+    assert any(isinstance(record, Struck) for record in run.records)
+    assert any("cannot be written (File too large): the run goes on" in note for note in run.notes)
     assert_each_sample_once(run, NUM_SAMPLES, 300)
 
 
-def test_a_disk_that_stays_full_ends_in_words_with_what_was_written(
+def test_a_disk_that_stays_full_ends_the_run_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faults.OuterFaults, "close", lambda self: None)
@@ -217,15 +221,15 @@ def test_a_disk_that_stays_full_ends_in_words_with_what_was_written(
     finally:
         faults.limit_files(None)
     records = list(read_trace(tmp_path / "run" / "trace.jsonl"))
-    assert any(isinstance(one, Struck) for one in records)
+    assert any(isinstance(record, Struck) for record in records)
 
 
-def test_a_bit_that_flips_in_the_trace_is_found_at_the_end(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_the_trace_is_found_at_the_end(tmp_path: Path) -> None:
     with pytest.raises(LinkError, match="the run is complete, but the trace is damaged at "):
         train(TASK, tmp_path, workers=2, epochs=300, fault=("corrupt trace.jsonl at 0.3s",))
 
 
-def test_what_the_main_thread_forks_dies_with_it_while_another_thread_forks(
+def test_a_fork_of_the_main_thread_dies_with_it_while_another_thread_forks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     member, dies = threading.get_native_id(), []

@@ -90,13 +90,13 @@ def go_on(folder: Path, process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def version_of(run: Path) -> int:
-    """Of the newest checkpoint."""
+    """The version of the newest checkpoint."""
     version = CheckpointFolder(run / "checkpoints").newest().json("run.json")["version"]
     assert isinstance(version, int)
     return version
 
 
-def test_who_read_the_output_is_gone_and_training_goes_on(folder: Path) -> None:
+def test_training_continues_when_the_outputs_reader_is_gone(folder: Path) -> None:
     """``paceline launch ... | head``, which ends while the run goes on."""
     with begun(folder) as process:
         assert process.stdout is not None
@@ -111,7 +111,7 @@ def test_who_read_the_output_is_gone_and_training_goes_on(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", ["out", "errors", "both", "input"])
-def test_closed_streams_disturb_nobody(folder: Path, closed: str) -> None:
+def test_closed_streams_do_not_disturb_a_run(folder: Path, closed: str) -> None:
     """``>&-``: the next file that is opened would get the number of standard output."""
     (folder / "go").touch()
     close = {"out": ">&-", "errors": "2>&-", "both": ">&- 2>&-", "input": "<&-"}[closed]
@@ -126,7 +126,7 @@ def test_closed_streams_disturb_nobody(folder: Path, closed: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
-def test_a_full_device_as_output(folder: Path) -> None:
+def test_a_full_output_device_does_not_end_training(folder: Path) -> None:
     (folder / "go").touch()
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -141,8 +141,8 @@ def test_a_full_device_as_output(folder: Path) -> None:
     assert shown.stderr == "error: No space left on device\n"
 
 
-def test_a_terminal_that_goes_away_ends_the_run_with_a_checkpoint(folder: Path) -> None:
-    """HUP, and then nobody takes what is written."""
+def test_a_closed_terminal_ends_the_run_with_a_checkpoint(folder: Path) -> None:
+    """HUP, and then output has no reader."""
     import pty
 
     ours, theirs = pty.openpty()
@@ -157,7 +157,7 @@ def test_a_terminal_that_goes_away_ends_the_run_with_a_checkpoint(folder: Path) 
     assert summarize(folder / "run").ended == "interrupted: its terminal is gone"
 
 
-def test_nohup_goes_on(folder: Path) -> None:
+def test_a_run_under_nohup_survives_hup(folder: Path) -> None:
     def ignore() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -172,15 +172,14 @@ def test_nohup_goes_on(folder: Path) -> None:
 
 
 def _take_away(run: Path) -> None:
-    """The folder of a run that writes into it meanwhile: what it has moved or made is looked for
-    again."""
+    """Remove the folder of a run that still writes into it, until it makes it no more."""
     while run.exists():
         with contextlib.suppress(OSError):
             shutil.rmtree(run)
 
 
 def launched(say: Say, *flags: str, epochs: int = 6) -> tuple[int, str]:
-    """The same run from here: code and what it said of faults."""
+    """The same run in this process: its exit code and errors."""
     words = " ".join(flags)
     code, out, errors = say(f"launch --workers 2 --device cpu {words} train.py {epochs}")
     assert "Traceback" not in out + errors
@@ -189,7 +188,7 @@ def launched(say: Say, *flags: str, epochs: int = 6) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def halfway(folder: Path, do: Callable[[], object]) -> Iterator[None]:
-    """When both workers have done their third epoch; then they go on."""
+    """Act when both workers have done their third epoch; then they continue."""
 
     def act() -> None:
         do()
@@ -199,7 +198,7 @@ def halfway(folder: Path, do: Callable[[], object]) -> Iterator[None]:
         yield
 
 
-def test_a_folder_that_was_deleted_is_there_again_at_the_end(say: Say, folder: Path) -> None:
+def test_a_deleted_run_folder_exists_again_at_the_end(say: Say, folder: Path) -> None:
     """With the whole trace, from its first line, and the model."""
     with halfway(folder, lambda: _take_away(folder / "run")):
         code, _ = launched(say, "--run-dir", "run", "--checkpoint-every", "'1 epoch'")
@@ -209,10 +208,10 @@ def test_a_folder_that_was_deleted_is_there_again_at_the_end(say: Say, folder: P
 
 
 @pytest.mark.parametrize("path", ["store", "peers"])
-def test_a_folder_that_was_deleted_is_there_again_at_the_next_checkpoint(
+def test_a_deleted_run_folder_exists_again_at_the_next_checkpoint(
     say: Say, folder: Path, path: str
 ) -> None:
-    """Inside an epoch, where nobody waits while it is written."""
+    """Inside an epoch, where no worker waits while it is written."""
     (folder / "train.py").write_text(
         SCRIPT.replace("randn(48", "randn(2400").replace("epoch == 2", "epoch == 0")
     )
@@ -233,10 +232,10 @@ def test_a_folder_that_was_deleted_is_there_again_at_the_next_checkpoint(
     assert version_of(folder / "run") == summarize(folder / "run").updates
 
 
-def test_where_the_folder_takes_nothing_the_end_lies_elsewhere_and_goes_on(
+def test_an_end_saved_outside_an_unwritable_folder_can_be_resumed(
     say: Say, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder has become a file: what no right of the super-user can write into."""
+    """The folder has become a file, into which not even root can write."""
 
     def act() -> None:
         shutil.rmtree(folder / "run")
@@ -246,17 +245,17 @@ def test_where_the_folder_takes_nothing_the_end_lies_elsewhere_and_goes_on(
     with halfway(folder, act):
         code, errors = launched(say, "--run-dir", "run")
     assert code == 1
-    found = re.search(r"it is in (\S+) instead; to continue from it: --resume", errors)
-    assert found is not None, errors
+    results = re.search(r"it is in (\S+) instead; to continue from it: --resume", errors)
+    assert results is not None, errors
     assert (folder / "run").read_text() == "mine\n"
-    assert version_of(Path(found[1])) == 6 * UPDATES
-    code, errors = launched(say, "--resume", found[1], epochs=8)
+    assert version_of(Path(results[1])) == 6 * UPDATES
+    code, errors = launched(say, "--resume", results[1], epochs=8)
     assert code == 0, errors
-    assert summarize(Path(found[1])).updates == 8 * UPDATES
+    assert summarize(Path(results[1])).updates == 8 * UPDATES
 
 
-def test_where_the_working_folder_is_gone_the_end_lies_elsewhere(folder: Path) -> None:
-    """A run's folder is named from there."""
+def test_the_end_is_saved_elsewhere_when_the_working_folder_is_gone(folder: Path) -> None:
+    """A run's folder is relative to it."""
     (folder / "work").mkdir()
     shutil.copy(folder / "train.py", folder / "work")
     with begun(folder / "work", "--path", "store") as process:
@@ -270,14 +269,14 @@ def test_where_the_working_folder_is_gone_the_end_lies_elsewhere(folder: Path) -
     assert re.search(r"it is in (\S+) instead; to continue from it: --resume", errors), errors
 
 
-def test_a_disk_that_is_full_for_a_while_costs_nothing(folder: Path) -> None:
+def test_a_temporarily_full_disk_loses_nothing(folder: Path) -> None:
     """Also where a checkpoint fails a moment before the end."""
     with begun(folder, "--checkpoint-every", "1 epoch", epochs=40) as process:
-        one = psutil.Process(process.pid)
-        one.rlimit(psutil.RLIMIT_FSIZE, (0, psutil.RLIM_INFINITY))
+        launcher = psutil.Process(process.pid)
+        launcher.rlimit(psutil.RLIMIT_FSIZE, (0, psutil.RLIM_INFINITY))
         (folder / "go").touch()
         time.sleep(0.2)
-        one.rlimit(psutil.RLIMIT_FSIZE, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
+        launcher.rlimit(psutil.RLIMIT_FSIZE, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
         out, _ = go_on(folder, process)
     assert process.returncode == 0
     assert "cannot be written (File too large): the run goes on; what is new waits" in out
@@ -285,8 +284,8 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(folder: Path) -> None:
     assert summarize(folder / "run").updates == 40 * UPDATES
 
 
-def test_an_end_that_is_in_no_checkpoint_is_an_error(folder: Path) -> None:
-    """Neither in the run's folder nor among the temporary files: said, with what there is."""
+def test_an_end_that_could_not_be_saved_is_an_error(folder: Path) -> None:
+    """Neither in the run's folder nor among temporary files: reported, with what there is."""
     with begun(folder, "--checkpoint-every", "1 epoch") as process:
         psutil.Process(process.pid).rlimit(psutil.RLIMIT_FSIZE, (0, psutil.RLIM_INFINITY))
         _, errors = go_on(folder, process)

@@ -1,4 +1,4 @@
-"""What may not be read or written, and caches that are somebody else's: a sentence."""
+"""Files without permission, and caches of another user: one sentence."""
 
 import ctypes
 import os
@@ -24,7 +24,7 @@ Paceline = Callable[[str], tuple[int, str]]
 
 @contextmanager
 def obeying_modes() -> Iterator[None]:
-    """In here root may open what its files' modes allow, as anybody else."""
+    """In here file modes bind root as any other user."""
     libc, header = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(_VERSION, 0)
     before, fewer = (ctypes.c_uint32 * 6)(), (ctypes.c_uint32 * 6)()
     assert libc.capget(header, before) == 0
@@ -46,7 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def paceline(here: Path, say: Say) -> Paceline:
-    """The command as somebody whose rights are those of the files: exit code, what it said."""
+    """The command as a user bound by file modes: exit code and output."""
 
     def run(line: str) -> tuple[int, str]:
         with obeying_modes():
@@ -90,40 +90,40 @@ def run(here: Path, trained: Path) -> Path:
         ("metrics.csv", 0o000, "train quadratic --resume run --updates 9 --log csv", "metrics"),
     ],
 )
-def test_what_may_not_be_opened_is_named(
+def test_a_file_that_may_not_be_opened_is_named(
     paceline: Paceline, run: Path, name: str, mode: int, verb: str, words: str
 ) -> None:
     (run / name).chmod(mode)
-    code, said = paceline(verb)
-    assert code in (1, 2), said
-    assert "Traceback" not in said
-    (line,) = [one for one in said.splitlines() if one.startswith("error: ")]
+    code, output = paceline(verb)
+    assert code in (1, 2), output
+    assert "Traceback" not in output
+    (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
     assert words in line
 
 
-def test_a_folder_that_cannot_be_made(here: Path, paceline: Paceline) -> None:
+def test_a_run_folder_that_cannot_be_made_is_named(here: Path, paceline: Paceline) -> None:
     here.chmod(0o500)
-    code, said = paceline(TRAIN)
+    code, output = paceline(TRAIN)
     assert code == 2
-    assert said.strip().splitlines()[-1] == "error: run: Permission denied"
+    assert output.strip().splitlines()[-1] == "error: run: Permission denied"
 
 
-def test_a_settings_file_that_may_not_be_read(here: Path, paceline: Paceline) -> None:
+def test_an_unreadable_settings_file_is_named(here: Path, paceline: Paceline) -> None:
     (here / "paceline.toml").write_text("workers = 1")
     (here / "paceline.toml").chmod(0)
-    code, said = paceline(TRAIN)
+    code, output = paceline(TRAIN)
     assert code == 2
-    assert "the settings file paceline.toml cannot be read: Permission denied" in said
+    assert "the settings file paceline.toml cannot be read: Permission denied" in output
 
 
-def test_a_cache_that_may_not_be_read(here: Path, paceline: Paceline) -> None:
+def test_an_unreadable_cache_is_skipped_or_named(here: Path, paceline: Paceline) -> None:
     (here / "cache").mkdir()
     (here / "cache").chmod(0)
-    code, said = paceline("data")
-    assert code == 0, said
-    code, said = paceline("data get mnist")
+    code, output = paceline("data")
+    assert code == 0, output
+    code, output = paceline("data get mnist")
     assert code == 2
-    assert "Traceback" not in said
+    assert "Traceback" not in output
 
 
 # -- caches ----------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_a_cache_that_may_not_be_read(here: Path, paceline: Paceline) -> None:
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where outcomes are kept by who cannot write to a cache."""
+    """The folder for outcomes where no cache is writable."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(remembered_module.tempfile, "gettempdir", lambda: str(tmp_path))
@@ -149,7 +149,7 @@ def somebody_elses(path: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", [everybodys, somebody_elses])
-def test_a_cache_that_is_not_ours_is_not_believed(
+def test_a_cache_of_another_user_is_not_trusted(
     scratch: Path, plant: Callable[[Path], None]
 ) -> None:
     if plant is somebody_elses and os.geteuid() != 0:
@@ -172,7 +172,7 @@ def test_a_lock_that_is_a_link_is_not_followed(scratch: Path, tmp_path: Path) ->
     assert victim.read_text() == "mine"
 
 
-def test_a_data_folder_for_everybody_is_not_written_to(tmp_path: Path) -> None:
+def test_a_world_writable_data_folder_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data").chmod(0o1777)
     env = {"PACELINE_DATA": str(tmp_path / "data"), "XDG_CACHE_HOME": str(tmp_path / "none")}

@@ -1,4 +1,4 @@
-"""What workers run is handed to them, and lies in no file that somebody could exchange."""
+"""Workers are handed their program; it is in no file that another user could replace."""
 
 import pickle
 from pathlib import Path
@@ -27,7 +27,7 @@ for epoch in pace.epochs(2):
 
 
 class Marks:
-    """Whoever unpickles this makes a file."""
+    """Unpickling this makes a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -37,7 +37,7 @@ class Marks:
 
 
 @pytest.mark.parametrize("engine", ["inline", "local"])
-def test_a_planted_program_is_neither_run_nor_written_to(tmp_path: Path, engine: str) -> None:
+def test_a_planted_program_is_neither_run_nor_overwritten(tmp_path: Path, engine: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "run").mkdir()
     victim = tmp_path / "victim"
@@ -52,7 +52,7 @@ def test_a_planted_program_is_neither_run_nor_written_to(tmp_path: Path, engine:
     assert not (tmp_path / "marker").exists()
 
 
-def test_a_new_life_runs_it_too(tmp_path: Path) -> None:
+def test_a_respawned_worker_runs_the_same_program(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     run = run_script(
         tmp_path / "train.py", tmp_path, workers=2, protocol="k-batch-async:2", respawn=True,

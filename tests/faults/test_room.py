@@ -1,4 +1,4 @@
-"""Too little of something: memory, open files; it is named, and nothing is left behind."""
+"""A lack of memory or open files is named, and nothing is left behind."""
 
 import contextlib
 import os
@@ -41,15 +41,15 @@ for epoch in pace.epochs(3):
 
 @pytest.fixture(autouse=True)
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder for temporary files; its name is short, since names of sockets lie in it."""
+    """The folder for temporary files; its name is short, since it is part of socket names."""
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setenv("TMPDIR", folder)
         yield Path(folder)
 
 
 def left(temporary: Path) -> list[Path]:
-    """What is in it, but for what torch keeps there for whoever compiles later."""
-    return [one for one in temporary.iterdir() if not one.name.startswith("torchinductor")]
+    """Its contents, except torch's files for later compilation."""
+    return [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")]
 
 
 def launch(
@@ -74,53 +74,53 @@ def end_of(process: "subprocess.Popen[str]") -> tuple[int, str]:
 
 def test_too_few_open_files_are_named_before_the_start(tmp_path: Path) -> None:
     few = launch(tmp_path, limit=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30)))
-    code, said = end_of(few)
+    code, output = end_of(few)
     assert code == 2
-    assert "2 workers need 54 open files, but 30 are allowed (ulimit -n)" in said
+    assert "2 workers need 54 open files, but 30 are allowed (ulimit -n)" in output
 
 
-def test_more_open_files_are_asked_for_where_they_may_be(tmp_path: Path) -> None:
+def test_the_limit_of_open_files_is_raised_where_allowed(tmp_path: Path) -> None:
     process = launch(tmp_path, limit=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (30, 500)))
     assert end_of(process)[0] == 0
 
 
-def test_more_workers_than_a_batch_has_samples_are_told_by_the_first(tmp_path: Path) -> None:
-    """Before the others have come so far, and taken what they take."""
+def test_the_first_worker_refuses_more_workers_than_samples_in_a_batch(tmp_path: Path) -> None:
+    """Before the others get that far and take memory."""
     process = launch(tmp_path, workers=12, before="if pace.worker: time.sleep(600)")
-    code, said = end_of(process)
+    code, output = end_of(process)
     assert code == 2
-    assert "8 samples an update cannot be shared by 12 mini-batches" in said
+    assert "8 samples an update cannot be shared by 12 mini-batches" in output
 
 
-def test_too_little_memory_for_torch_itself(tmp_path: Path) -> None:
+def test_too_little_memory_to_import_torch_is_named(tmp_path: Path) -> None:
     most = 300 << 20
-    code, said = end_of(
+    code, output = end_of(
         launch(tmp_path, limit=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)))
     )
     assert code == 1
-    assert "300.0 MiB by ulimit -v" in said
+    assert "300.0 MiB by ulimit -v" in output
 
 
-def test_a_fork_server_that_cannot_import_says_why(
+def test_a_fork_server_that_cannot_import_gives_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "paceline.engines.local.forkserver"
     lines = f"import sys\nif '{name}' in sys.orig_argv: sys.modules['torch'] = None\n"
     (tmp_path / "sitecustomize.py").write_text(lines)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    code, said = end_of(launch(tmp_path))
+    code, output = end_of(launch(tmp_path))
     assert code == 1
-    assert "error: workers cannot be started: ModuleNotFoundError: import of torch halted" in said
+    assert "error: workers cannot be started: ModuleNotFoundError: import of torch halted" in output
 
 
-def test_a_worker_that_gets_no_more_memory_says_how_much_is_allowed(tmp_path: Path) -> None:
+def test_a_worker_out_of_memory_names_the_limit(tmp_path: Path) -> None:
     most = 8 << 30
-    code, said = end_of(launch(
+    code, output = end_of(launch(
         tmp_path, after="taken.append(torch.zeros(2 << 30))",
         limit=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)),
     ))  # fmt: skip
     assert code == 1
-    assert "memory allowed here: 8.0 GiB by ulimit -v" in said
+    assert "memory allowed here: 8.0 GiB by ulimit -v" in output
 
 
 @pytest.fixture
@@ -151,10 +151,10 @@ def _remove(folder: Path) -> None:
             return
 
 
-def test_who_is_ended_by_the_kernel_for_memory_is_named_with_the_limit(
+def test_a_worker_killed_by_the_kernel_for_memory_is_named_with_the_limit(
     tmp_path: Path, group: Path
 ) -> None:
-    """One worker takes more than all may: it alone is killed, and it is said why."""
+    """One worker takes more than all may: it alone is killed, and the reason is reported."""
     most = group / "memory.limit_in_bytes"
     limit = most if most.exists() else group / "memory.max"
     limit.write_text(str(1200 << 20))
@@ -166,8 +166,8 @@ def test_who_is_ended_by_the_kernel_for_memory_is_named_with_the_limit(
         (group / "cgroup.procs").write_text(str(os.getpid()))
 
     more = "taken += [torch.ones(4 << 28)] if pace.worker == 1 else []"
-    code, said = end_of(launch(tmp_path, after=more, limit=enter))
-    assert "killed by signal 9, out of memory (allowed: 1.2 GiB by the control group" in said
+    code, output = end_of(launch(tmp_path, after=more, limit=enter))
+    assert "killed by signal 9, out of memory (allowed: 1.2 GiB by the control group" in output
     assert code == 0  # the other one does its work
 
 
@@ -189,7 +189,7 @@ def test_a_killed_launcher_leaves_no_folder_behind(tmp_path: Path, temporary: Pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_launcher_that_ends_while_it_starts_takes_its_fork_server_with_it(
+def test_a_launcher_that_ends_while_it_starts_ends_its_fork_server(
     tmp_path: Path, temporary: Path, number: int
 ) -> None:
     process = launch(tmp_path)
@@ -206,9 +206,9 @@ def test_a_launcher_that_ends_while_it_starts_takes_its_fork_server_with_it(
 def _fork_server_of(process: "subprocess.Popen[str]") -> psutil.Process:
     end_s = time.monotonic() + 20
     while time.monotonic() < end_s:
-        for one in psutil.Process(process.pid).children():
+        for child in psutil.Process(process.pid).children():
             with contextlib.suppress(psutil.Error):
-                if "paceline.engines.local.forkserver" in one.cmdline():
-                    return one
+                if "paceline.engines.local.forkserver" in child.cmdline():
+                    return child
         time.sleep(0.002)
     raise AssertionError("no fork server was begun")

@@ -1,4 +1,4 @@
-"""Learning rates of a run in which workers die and come back: those of a run in which none did."""
+"""Learning rates of a run whose workers die and come back equal those of one without deaths."""
 
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ PATHS = pytest.mark.parametrize("path", ["store", "peers"])
 
 
 def _faulty(case: str, folder: Path, fault: str, **settings: Any) -> tuple[Run, list[Any]]:
-    """The run, and what those came to who were there at its end."""
+    """The run, and the results of the workers at its end."""
     settings = {"workers": 2, "protocol": "full-sync", "delay": ("15ms",), **settings}
     run = run_script(SCRIPT, folder, case, str(folder), fault=(fault,), **settings)
-    assert [one.text for one in run.records if isinstance(one, Struck)] == [fault]
+    assert [record.text for record in run.records if isinstance(record, Struck)] == [fault]
     return run, [torch.load(path) for path in folder.glob("result-*.pt")]
 
 
@@ -46,9 +46,7 @@ def test_a_survivor_that_steps_twice_an_update_counts_updates(
 
 @PATHS
 @pytest.mark.parametrize("case", ["each, before", "sequential", "chained", "one cycle", "closure"])
-def test_a_newcomer_goes_on_with_the_schedule_of_the_others(
-    tmp_path: Path, case: str, path: str
-) -> None:
+def test_a_newcomer_continues_the_others_schedule(tmp_path: Path, case: str, path: str) -> None:
     run, results = _faulty(case, tmp_path, "kill worker 1 at update 5", path=path, respawn=True)
     assert run.summary.per_worker[1].members == 2
     assert len(results) == 2
@@ -57,22 +55,20 @@ def test_a_newcomer_goes_on_with_the_schedule_of_the_others(
 
 
 @PATHS
-def test_a_rhythm_that_nobody_has_any_more_is_refused_by_name(tmp_path: Path, path: str) -> None:
+def test_a_rhythm_that_no_worker_has_any_more_is_refused_by_name(tmp_path: Path, path: str) -> None:
     with pytest.raises(WorkerError, match=r"worker 0 steps ExponentialLR .* is no longer in step"):
         _faulty("every fourth, first", tmp_path, "kill worker 1 at update 5", path=path)
 
 
 @PATHS
-def test_a_schedule_that_was_over_before_the_death_stays_as_it_was(
-    tmp_path: Path, path: str
-) -> None:
+def test_a_schedule_that_ended_before_the_death_is_unchanged(tmp_path: Path, path: str) -> None:
     _, (result,) = _faulty("warming up", tmp_path, "kill worker 1 at update 15", path=path)
     _assert_as_plain(result, "warming up")
 
 
 @pytest.mark.parametrize("respawn", [True, False])
 @pytest.mark.parametrize("protocol", ["local-sgd:4", "adaptive-local:4"])
-def test_workers_that_step_by_themselves_may_have_other_rates(
+def test_workers_that_step_by_themselves_may_have_different_rates(
     tmp_path: Path, protocol: str, respawn: bool
 ) -> None:
     """Parameters are averaged, not gradients: there is no conflict."""

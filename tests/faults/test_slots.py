@@ -1,4 +1,4 @@
-"""Through the store: a new life writes to its seat's slot when nobody needs what lies there."""
+"""Through the store: a respawned worker writes to its seat's slot once its content is unneeded."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ from tiny import EPOCHS, NUM_SAMPLES, TASK
 CLOSE = 1e-9
 
 
-def test_a_new_life_leaves_alone_what_the_dead_one_pushed(tmp_path: Path) -> None:
-    """Worker 1 dies with its push told and not yet added, and who inherits that is busy.
+def test_a_respawned_worker_does_not_overwrite_the_dead_ones_push(tmp_path: Path) -> None:
+    """Worker 1 dies with its push reported and not yet added; its inheritor is busy.
 
     Meanwhile the new worker 1 could push several times, from the same slot.
     """

@@ -1,4 +1,4 @@
-"""Settings, checkpoints and traces that say what cannot be: a sentence, at once."""
+"""Settings, checkpoints and traces with impossible values: one sentence, at once."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ Say = Callable[[str], tuple[int, str, str]]
 
 
 def seal(checkpoint: Path) -> None:
-    """Sums that are right, as whoever tampers would make them."""
+    """Write correct checksums, as an attacker would."""
     body = json.loads((checkpoint / MANIFEST).read_text())
     body.pop("sha256")
     for name in body["files"]:
@@ -37,20 +37,20 @@ def seal(checkpoint: Path) -> None:
     (checkpoint / MANIFEST).write_text(json.dumps({**body, "sha256": _digest_of(body)}))
 
 
-def go_on(folder: Path, said: list[str] | None = None) -> Any:
+def go_on(folder: Path, notes: list[str] | None = None) -> Any:
     flags = {"resume": str(folder), "updates": 9, "device": "cpu"}
     settings = adopt(resolve(flags, env={}, is_call=True))
-    return launcher.launch_run(TaskProgram(task=TASK), settings, Heard(said))
+    return launcher.launch_run(TaskProgram(task=TASK), settings, Heard(notes))
 
 
 class Heard(QuietObserver):
-    def __init__(self, said: list[str] | None) -> None:
+    def __init__(self, notes: list[str] | None) -> None:
         super().__init__()
-        self._said = said
+        self._notes = notes
 
     def note(self, text: str) -> None:
-        if self._said is not None:
-            self._said.append(text)
+        if self._notes is not None:
+            self._notes.append(text)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def run(tmp_path: Path) -> Run:
         ("protocol", [[[["x"] * 1000] * 1000]], "protocol must be a text in UTF-8, got .{1,99}$"),
     ],
 )
-def test_settings_of_a_checkpoint_are_in_their_range(
+def test_settings_of_a_checkpoint_must_be_in_range(
     run: Run, name: str, value: object, words: str
 ) -> None:
     path = run.folder / "checkpoints" / "1" / "run.json"
@@ -83,7 +83,7 @@ def test_settings_of_a_checkpoint_are_in_their_range(
         go_on(run.folder)
 
 
-def test_nested_json_is_damage(run: Run) -> None:
+def test_deeply_nested_json_is_reported_as_damage(run: Run) -> None:
     path = run.folder / "checkpoints" / "1" / "run.json"
     path.write_text("[" * 100_000)
     seal(path.parent)
@@ -125,7 +125,9 @@ ALIASES = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     ],
     ids=lambda text: text[:20],
 )
-def test_a_settings_file_that_is_meant_to_hurt(tmp_path: Path, text: str, words: str) -> None:
+def test_a_malicious_settings_file_is_refused_in_a_short_message(
+    tmp_path: Path, text: str, words: str
+) -> None:
     path = tmp_path / "workers.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=words) as raised:
@@ -135,7 +137,7 @@ def test_a_settings_file_that_is_meant_to_hurt(tmp_path: Path, text: str, words:
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\udcff"])
 @pytest.mark.parametrize("setting", ["name", "run_dir"])
-def test_a_name_that_no_folder_can_have(
+def test_an_impossible_folder_name_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -163,14 +165,14 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(run: Run, other: Run) ->
         go_on(run.folder)
 
 
-def test_the_own_one_before_it_is_taken_with_a_note(run: Run, other: Run) -> None:
+def test_the_runs_own_previous_checkpoint_is_used_with_a_note(run: Run, other: Run) -> None:
     checkpoints = run.folder / "checkpoints"
     shutil.copytree(other.folder / "checkpoints" / "1", checkpoints / "2")
     (checkpoints / "latest").write_text('{"checkpoint": 2}')
-    said: list[str] = []
-    summary = go_on(run.folder, said)
+    notes: list[str] = []
+    summary = go_on(run.folder, notes)
     assert summary.updates == 9
-    (note,) = [one for one in said if "is of another run" in one]
+    (note,) = [note for note in notes if "is of another run" in note]
     assert note.endswith("checkpoint 1, the one before, is used instead")
 
 
@@ -180,7 +182,7 @@ def test_a_trace_of_another_run_is_refused_by_name(run: Run, other: Run) -> None
         go_on(run.folder)
 
 
-def test_a_run_from_before_there_were_tokens_goes_on(run: Run) -> None:
+def test_a_run_without_a_token_can_be_resumed(run: Run) -> None:
     path = run.folder / "checkpoints" / "1" / "run.json"
     saved = json.loads(path.read_text())
     trace = run.folder / "trace.jsonl"

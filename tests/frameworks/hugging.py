@@ -1,8 +1,8 @@
-"""A script with a Trainer of transformers.
+"""A script with a transformers Trainer.
 
     python hugging.py FOLDER plain|paceline BATCH_SIZE [NORM]
 
-Each worker leaves what it came to in FOLDER/worker-N.pt. The subclass is the example's own.
+Each worker saves its result in FOLDER/worker-N.pt. The subclass is that of the example.
 """
 
 import ast
@@ -61,7 +61,7 @@ def main() -> None:
     exec(subclass(), names)
 
     class InOrder(names["PacelineTrainer"] if pace else Trainer):  # type: ignore[misc]
-        """So that the batches of all ways are of the same samples."""
+        """Keeps the order, so that all ways have the same batches."""
 
         def _get_train_sampler(self, *_: Any) -> SequentialSampler:
             return SequentialSampler(self.train_dataset)

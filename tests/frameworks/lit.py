@@ -1,6 +1,6 @@
 """A script with a Trainer, trained in every way: python lit.py FOLDER '{"strategy": "ddp"}'
 
-Each worker leaves what it came to in FOLDER/worker-N.pt.
+Each worker saves its result in FOLDER/worker-N.pt.
 """
 
 import json
@@ -33,7 +33,7 @@ OPTIONS: dict[str, Any] = {
 
 
 class Net(lightning.LightningModule):
-    """A little regression; it notes what the loop came by."""
+    """A small regression that records the hooks the loop called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def main() -> None:
         max_epochs=OPTIONS["epochs"], callbacks=callbacks, enable_progress_bar=False,
         enable_model_summary=False, **OPTIONS["trainer"],
     )  # fmt: skip
-    # In order, so that the batches of all ways are of the same samples.
+    # In order, so that all ways have the same batches.
     data, sampler = samples(NUM), None
     if strategy == "ddp":
         rank = int(os.environ.get("LOCAL_RANK", 0))
@@ -121,7 +121,7 @@ def main() -> None:
         "tested": trainer.validate(net, DataLoader(samples(6), batch_size=6), verbose=False),
     }  # fmt: skip
     torch.save(found, FOLDER / f"worker-{trainer.global_rank}.pt")
-    if strategy == "ddp":  # gloo's threads may abort a process that Python takes down around them
+    if strategy == "ddp":  # gloo's threads may abort a process during Python's shutdown
         torch.distributed.barrier()
         os._exit(0)
 

@@ -1,4 +1,4 @@
-"""The subclass of transformers' Trainer trains as that does by itself and under its own DDP."""
+"""The Trainer subclass trains as the transformers Trainer alone and under its own DDP."""
 
 import runpy
 from pathlib import Path
@@ -18,11 +18,11 @@ SCRIPT = HERE / "hugging.py"
 ROOT = HERE.parents[1]
 NUM_SAMPLES, BATCH, EPOCHS = 48, 8, 3
 PRELOAD = ("transformers.trainer",)
-"""It takes longer to import than anything here takes to train."""
+"""Importing it takes longer than any training here."""
 
 
 def left_in(folder: Path) -> list[dict[str, Any]]:
-    return [torch.load(one, weights_only=False) for one in sorted(folder.glob("worker-*.pt"))]
+    return [torch.load(path, weights_only=False) for path in sorted(folder.glob("worker-*.pt"))]
 
 
 def by_python(
@@ -46,8 +46,8 @@ def by_launch(folder: Path, protocol: str, workers: int) -> tuple[Run, list[dict
 
 
 @pytest.mark.timeout(300)
-def test_full_sync_is_one_process_and_ddp(tmp_path: Path) -> None:
-    """Sums of float64 in another order: 1e-12 where the numbers are about 1."""
+def test_full_sync_equals_one_process_and_ddp(tmp_path: Path) -> None:
+    """float64 sums in another order: 1e-12 for values of about 1."""
     (plain,) = by_python(tmp_path / "plain", kind="plain", batch=BATCH)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     ddp = by_python(tmp_path / "ddp", *torchrun, kind="plain", batch=BATCH // 2)
@@ -62,7 +62,7 @@ def test_full_sync_is_one_process_and_ddp(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_norm_of_nothing_clips_nothing(tmp_path: Path) -> None:
+def test_zero_norm_disables_clipping(tmp_path: Path) -> None:
     """transformers says: "Set to 0 to disable"."""
     (plain,) = by_python(tmp_path / "plain", kind="plain", batch=BATCH, norm=0.0)
     (alone,) = by_python(tmp_path / "alone", kind="paceline", batch=BATCH, norm=0.0)
@@ -72,17 +72,17 @@ def test_a_norm_of_nothing_clips_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("protocol", "workers"), [("k-batch-async:2", 2), ("async", 4)])
-def test_each_sample_counts_once_an_epoch(protocol: str, workers: int, tmp_path: Path) -> None:
-    run, found = by_launch(tmp_path / "run", protocol, workers)
+def test_each_sample_counts_once_per_epoch(protocol: str, workers: int, tmp_path: Path) -> None:
+    run, results = by_launch(tmp_path / "run", protocol, workers)
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     assert run.summary.updates == EPOCHS * NUM_SAMPLES // BATCH
-    for one in found:
-        assert one["steps"] == run.summary.updates
-        for name, value in one["state"].items():
-            assert torch.equal(value, found[0]["state"][name])
+    for result in results:
+        assert result["steps"] == run.summary.updates
+        for name, value in result["state"].items():
+            assert torch.equal(value, results[0]["state"][name])
 
 
-def test_the_page_has_the_subclass_of_the_example_in_twenty_lines() -> None:
+def test_docs_show_the_subclass_of_the_example_in_twenty_lines() -> None:
     text = runpy.run_path(str(SCRIPT), run_name="read")["subclass"]()
-    assert len(text.splitlines()) - 1 <= 20  # without the line that names the class
+    assert len(text.splitlines()) - 1 <= 20  # without the class line
     assert text in (ROOT / "docs" / "frameworks.md").read_text()

@@ -1,4 +1,4 @@
-"""A Trainer of Lightning's trains under any protocol, as it does by itself and under DDP."""
+"""A Lightning Trainer trains under any protocol as it does alone and under DDP."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ lightning = pytest.importorskip("lightning")
 SCRIPT = Path(__file__).parent / "lit.py"
 NUM_SAMPLES, BATCH = 48, 8
 PRELOAD = ("lightning",)
-"""It takes longer to import than anything here takes to train."""
+"""Importing it takes longer than any training here."""
 
 
 def say(folder: Path, **options: Any) -> tuple[str, str]:
@@ -34,7 +34,7 @@ def say(folder: Path, **options: Any) -> tuple[str, str]:
 
 
 def by_python(folder: Path, **options: Any) -> list[dict[str, Any]]:
-    """What each worker came to: the script begins them itself."""
+    """The result of each worker; the script starts the workers itself."""
     done = forked.run([SCRIPT, *say(folder, **options)], cwd=folder, preload=PRELOAD)
     assert done.returncode == 0, done.stdout + done.stderr
     return left_in(folder)
@@ -44,7 +44,7 @@ def by_launch(
     folder: Path, runs: str, num: int = 2, fault: tuple[str, ...] = (), **options: Any
 ) -> tuple[Run, list[dict[str, Any]]]:
     words = say(folder, **options)
-    # Without a delay a worker may be called off each time before it has logged anything.
+    # Without a delay a worker may be cancelled each time before it has logged anything.
     delay = ("exp:5ms",) if runs == "k-sync:1" else ()
     run = run_script(
         SCRIPT, folder, *words, workers=num, protocol=runs, fault=fault, delay=delay,
@@ -53,8 +53,8 @@ def by_launch(
     return run, left_in(folder)
 
 
-def test_a_worker_that_was_called_off_each_time_ends_with_the_others(tmp_path: Path) -> None:
-    for number in range(3):  # most of them are such, in any epoch
+def test_worker_cancelled_every_time_ends_with_the_others(tmp_path: Path) -> None:
+    for number in range(3):  # the case occurs in most runs
         folder = tmp_path / str(number)
         words = say(folder, epochs=3)
         run = run_script(SCRIPT, folder, *words, workers=2, protocol="k-sync:1", preload=PRELOAD)
@@ -63,7 +63,7 @@ def test_a_worker_that_was_called_off_each_time_ends_with_the_others(tmp_path: P
 
 
 def left_in(folder: Path) -> list[dict[str, Any]]:
-    return [torch.load(one, weights_only=False) for one in sorted(folder.glob("worker-*.pt"))]
+    return [torch.load(path, weights_only=False) for path in sorted(folder.glob("worker-*.pt"))]
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -95,13 +95,13 @@ def by_ddp(folder: Path, **options: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", WAYS)
-def test_full_sync_is_one_process_and_ddp(way: str, tmp_path: Path) -> None:
-    """Sums of float64 in another order: 1e-12 where the numbers are about 1."""
+def test_full_sync_equals_one_process_and_ddp(way: str, tmp_path: Path) -> None:
+    """float64 sums in another order: 1e-12 for values of about 1."""
     options = WAYS[way]
     (alone,) = by_python(tmp_path / "alone", strategy="single", **options)
-    # That DDP is one process, too, is Lightning's own claim: one way shows that both read alike.
+    # That DDP equals one process is Lightning's own claim: one way shows that both agree.
     ddp = by_ddp(tmp_path / "ddp", **options) if way == next(iter(WAYS)) else []
-    if ddp:  # a script that begins its workers itself begins the process that forks them, too
+    if ddp:  # a script that starts its own workers also starts the fork server
         ours = by_python(
             tmp_path / "ours", workers=2, protocol="full-sync",
             settings={"run_dir": "run", "preload": PRELOAD}, **options,
@@ -119,12 +119,12 @@ def test_full_sync_is_one_process_and_ddp(way: str, tmp_path: Path) -> None:
         for name in ("rate", "losses", "train_loss"):
             assert one[name] == pytest.approx(alone[name], abs=1e-12), name
         assert Path(one["best"]).name == Path(alone["best"]).name
-    for one in ours:  # DistributedDataParallel adds up what each rank has validated
+    for one in ours:  # DistributedDataParallel sums the validation of each rank
         assert one["sums"] == pytest.approx(alone["sums"], abs=1e-12)
 
 
-def test_a_mean_over_workers_of_unlike_many_samples_is_that_of_all() -> None:
-    """Lightning divides the mean of their sums by the mean of their numbers of samples."""
+def test_mean_over_workers_is_weighted_by_samples() -> None:
+    """Lightning divides the mean of the sums by the mean of the sample counts."""
     from paceline.lightning import PacelineStrategy
 
     sums = {51: 101.0, 1: 2.0}
@@ -143,52 +143,57 @@ def test_a_mean_over_workers_of_unlike_many_samples_is_that_of_all() -> None:
     ("protocol", "workers"),
     [("k-batch-async:2", 2), ("async", 2), ("k-sync:1", 2), ("local-sgd:2", 2), ("k-async:3", 4)],
 )
-def test_each_sample_counts_once_an_epoch(protocol: str, workers: int, tmp_path: Path) -> None:
-    run, found = by_launch(tmp_path / "run", protocol, workers, epochs=3)
+def test_each_sample_counts_once_per_epoch(protocol: str, workers: int, tmp_path: Path) -> None:
+    run, results = by_launch(tmp_path / "run", protocol, workers, epochs=3)
     assert_each_sample_once(run, NUM_SAMPLES, 3)
-    assert len(found) == workers
+    assert len(results) == workers
     num_updates = run.summary.updates
     assert num_updates == (9 if protocol.startswith("local") else 18)
-    for one in found:
-        assert one["step"] == num_updates
-        assert one["epoch"] == 3
-        assert one["steps"] == sorted(one["steps"])
-        assert one["rate"] == pytest.approx(0.1 * 0.9**3)
-        for name in ("losses", "best", "train_loss"):  # validated whole, and decided alike
-            assert one[name] == found[0][name]
-        for name, value in one["state"].items():
-            assert torch.equal(value, found[0]["state"][name])
-    assert Path(found[0]["best"]).is_file()
+    for result in results:
+        assert result["step"] == num_updates
+        assert result["epoch"] == 3
+        assert result["steps"] == sorted(result["steps"])
+        assert result["rate"] == pytest.approx(0.1 * 0.9**3)
+        for name in (
+            "losses",
+            "best",
+            "train_loss",
+        ):  # each validated all samples and decided the same
+            assert result[name] == results[0][name]
+        for name, value in result["state"].items():
+            assert torch.equal(value, results[0]["state"][name])
+    assert Path(results[0]["best"]).is_file()
 
 
-def test_so_many_steps_are_so_many_updates(tmp_path: Path) -> None:
-    run, found = by_launch(tmp_path / "run", "async", epochs=-1, trainer={"max_steps": 9})
+def test_max_steps_limits_updates(tmp_path: Path) -> None:
+    run, results = by_launch(tmp_path / "run", "async", epochs=-1, trainer={"max_steps": 9})
     assert run.summary.updates == 9
-    assert [one["step"] for one in found] == [9, 9]
-    assert [len(one["losses"]) for one in found] == [2, 2]  # of the whole epoch, and at the end
+    assert [result["step"] for result in results] == [9, 9]
+    # Two each: after the whole epoch, and at the end.
+    assert [len(result["losses"]) for result in results] == [2, 2]
 
 
 @pytest.mark.timeout(300)
-def test_the_others_go_on_without_the_main_worker(tmp_path: Path) -> None:
+def test_training_continues_without_the_main_worker(tmp_path: Path) -> None:
     fault = ("kill worker 0 at update 5",)
-    run, found = by_launch(tmp_path / "run", "async", 3, fault, epochs=3)
-    assert run.left  # it has been killed
+    run, results = by_launch(tmp_path / "run", "async", 3, fault, epochs=3)
+    assert run.left  # it was killed
     assert_each_sample_once(run, NUM_SAMPLES, 3)
-    assert [one["step"] for one in found] == [18, 18]
-    # all_gather: of those that are alive; who became the main worker has its rank.
-    assert [one["ranks"] for one in found] == [[0.0, 2.0]] * 2
-    assert Path(found[0]["best"]).is_file()  # of version 6 or later: who became the main saved it
+    assert [result["step"] for result in results] == [18, 18]
+    # all_gather covers the living workers; the new main worker has the main worker's rank.
+    assert [result["ranks"] for result in results] == [[0.0, 2.0]] * 2
+    assert Path(results[0]["best"]).is_file()  # of version 6 or later, saved by the new main worker
 
 
-def test_who_stops_early_stops_all(tmp_path: Path) -> None:
-    run, found = by_launch(tmp_path / "run", "async", epochs=50, stop=[1, 3])
+def test_early_stopping_stops_all_workers(tmp_path: Path) -> None:
+    run, results = by_launch(tmp_path / "run", "async", epochs=50, stop=[1, 3])
     assert run.summary.updates < 50
-    assert {one["step"] for one in found} == {run.summary.updates}
-    assert found[0]["epoch"] == found[1]["epoch"] < 50
+    assert {result["step"] for result in results} == {run.summary.updates}
+    assert results[0]["epoch"] == results[1]["epoch"] < 50
 
 
 @pytest.mark.timeout(300)
-def test_a_trainer_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
+def test_trainer_resumes_from_its_own_checkpoint(tmp_path: Path) -> None:
     _, whole = by_launch(tmp_path / "whole", "full-sync", epochs=3)
     by_launch(tmp_path / "first", "full-sync", epochs=1)
     kept = str(tmp_path / "first" / "kept" / "last.ckpt")
@@ -200,7 +205,7 @@ def test_a_trainer_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
         torch.testing.assert_close(value, whole[0]["state"][name], rtol=0, atol=1e-12)
 
 
-def test_a_run_that_is_not_the_one_asked_for_is_refused(tmp_path: Path) -> None:
+def test_run_with_conflicting_settings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="paceline launch --protocol async, or PacelineStrategy"):
         by_launch(tmp_path / "protocol", "full-sync", protocol="async")
     with pytest.raises(ConfigError, match=r"devices=3.*paceline launch --workers 3"):
@@ -211,7 +216,7 @@ def test_a_run_that_is_not_the_one_asked_for_is_refused(tmp_path: Path) -> None:
         by_launch(tmp_path / "groups", "async", trainer={"accumulate_grad_batches": 2})
 
 
-def test_an_error_of_the_script_is_told_and_ends_it_with_one(tmp_path: Path) -> None:
+def test_script_error_is_reported_with_exit_code_1(tmp_path: Path) -> None:
     words = say(tmp_path / "run", workers=2, schedule="never", settings={"run_dir": "run"})
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *words], capture_output=True, text=True, cwd=tmp_path
@@ -221,7 +226,7 @@ def test_an_error_of_the_script_is_told_and_ends_it_with_one(tmp_path: Path) -> 
     assert "never" in done.stderr
 
 
-# -- what is refused, before the first step --------------------------------------------------------
+# -- refusals before the first step ----------------------------------------------------------------
 
 
 class Plain(lightning.LightningModule):  # type: ignore[name-defined, misc]
@@ -295,7 +300,7 @@ REFUSED: dict[str, Callable[[], None]] = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_be_carried_is_refused_by_name(words: str) -> None:
+def test_unsupported_options_are_refused_by_name(words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         REFUSED[words]()
     assert words in str(caught.value)
@@ -310,7 +315,7 @@ def test_what_cannot_be_carried_is_refused_by_name(words: str) -> None:
         ("async", {"every_n_epochs": 1}, ""),
     ],
 )
-def test_checkpoints_that_each_worker_would_decide_by_itself_are_refused(
+def test_checkpoints_decided_per_worker_are_refused(
     protocol: str, options: dict[str, Any], words: str
 ) -> None:
     from paceline.lightning import starting
@@ -324,13 +329,13 @@ def test_checkpoints_that_each_worker_would_decide_by_itself_are_refused(
         protocol=protocol, is_spmd=protocol == "full-sync", is_difference=False
     )
     trainer.strategy = SimpleNamespace(pace=SimpleNamespace(num_workers=2, context=context))
-    found = starting._option_not_carried(trainer, None, 1)
-    assert words in found
-    assert bool(words) == bool(found)
+    result = starting._option_not_carried(trainer, None, 1)
+    assert words in result
+    assert bool(words) == bool(result)
 
 
 @pytest.mark.parametrize("word", [(1, 2), {0: "a"}, torch.ones(1), {1}, [(1,)]])
-def test_what_json_would_change_is_not_broadcast(word: object) -> None:
+def test_objects_changed_by_json_are_not_broadcast(word: object) -> None:
     from paceline.lightning import strategy
 
     with pytest.raises(ConfigError, match=type(word).__name__):
@@ -338,7 +343,7 @@ def test_what_json_would_change_is_not_broadcast(word: object) -> None:
     assert json.loads(strategy._as_json({"a": [1, 2.5, None, True]})) == {"a": [1, 2.5, None, True]}
 
 
-def test_another_version_of_lightning_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_lightning_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.lightning import PacelineStrategy
 
     monkeypatch.setattr(lightning, "__version__", "3.0.1")
@@ -346,12 +351,12 @@ def test_another_version_of_lightning_is_refused(monkeypatch: pytest.MonkeyPatch
         PacelineStrategy()
 
 
-def test_ranks_of_another_launcher_are_refused_with_how_to_start(
+def test_other_launchers_are_refused_with_the_command_to_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from paceline.lightning import PacelineStrategy
 
-    for name in ("exchange", "pace"):  # whatever this process was before
+    for name in ("exchange", "pace"):  # as if this process had never connected
         monkeypatch.setattr(worker._here, name, None)
     for name, value in {
         "RANK": 1,
@@ -364,7 +369,7 @@ def test_ranks_of_another_launcher_are_refused_with_how_to_start(
         PacelineStrategy()
 
 
-def test_what_is_for_tasks_is_refused_as_a_setting_of_the_strategy(
+def test_task_settings_are_refused_by_the_strategy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from paceline.lightning import starting
@@ -374,7 +379,7 @@ def test_what_is_for_tasks_is_refused_as_a_setting_of_the_strategy(
         starting.Starter(None, {"lr": 0.1}).run([torch.device("cpu")])
 
 
-def test_importing_paceline_imports_no_lightning() -> None:
+def test_importing_paceline_does_not_import_lightning() -> None:
     code = "import sys, paceline, paceline.cli.app; print('lightning' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "False"

@@ -1,4 +1,4 @@
-"""Streams of Hugging Face's ``datasets`` and loaders of torchdata: equal to plain PyTorch."""
+"""Streams of Hugging Face ``datasets`` and torchdata loaders equal plain PyTorch."""
 
 import json
 from collections import Counter
@@ -31,7 +31,7 @@ NUMBERS = Counter(range(2 * public_streams.SIZE // public_streams.BATCH_SIZE))
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    """Where what it needs is there."""
+    """Each kind whose package is installed."""
     name = str(request.param)
     pytest.importorskip(KINDS[name])
     if name != "torchdata":
@@ -39,7 +39,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def test_alone_it_is_plain_pytorch_to_the_last_bit(kind: str) -> None:
+def test_single_process_equals_plain_pytorch_bitwise(kind: str) -> None:
     model, optimizer = streamed.make()
     loader = public_streams.loader_of({"kind": kind})
     for epoch in range(public_streams.EPOCHS):
@@ -49,12 +49,12 @@ def test_alone_it_is_plain_pytorch_to_the_last_bit(kind: str) -> None:
             streamed.loss_of(model, batch).backward()
             optimizer.step()
     plain = streamed.gather(model)
-    found = public_streams.train(Pace(SoloExchange(), Context(seed=5)), {"kind": kind})
-    assert differ(found, plain) == 0.0
+    result = public_streams.train(Pace(SoloExchange(), Context(seed=5)), {"kind": kind})
+    assert differ(result, plain) == 0.0
 
 
-def test_deaths_change_nothing(kind: str, tmp_path: Path) -> None:
-    """Of the one who reads, too."""
+def test_killed_workers_do_not_change_the_result(kind: str, tmp_path: Path) -> None:
+    """Including the worker that reads the stream."""
     options: dict[str, Any] = {"kind": kind}
     with kills(tmp_path, 3, seed=2) as seats:
         run = run_script(
@@ -63,11 +63,11 @@ def test_deaths_change_nothing(kind: str, tmp_path: Path) -> None:
         )  # fmt: skip
     assert len(seats) == 3
     assert run.used() == [NUMBERS] * public_streams.EPOCHS
-    found = torch.load(next(tmp_path.glob("result-*.pt")))
-    assert differ(found, public_streams.twin(5, 2, options)) < CLOSE
+    result = torch.load(next(tmp_path.glob("result-*.pt")))
+    assert differ(result, public_streams.twin(5, 2, options)) < CLOSE
 
 
-def test_stopped_and_resumed_is_never_stopped(kind: str, say: Say, tmp_path: Path) -> None:
+def test_resumed_run_equals_an_uninterrupted_one(kind: str, say: Say, tmp_path: Path) -> None:
     options: dict[str, Any] = {"kind": kind, "step_s": 0.1, "say_at": 7}
     words = f"launch --workers 2 --device cpu --seed 5 --run-dir {tmp_path / 'run'}"
     with stopped_at(tmp_path / "is-there"):
@@ -79,8 +79,8 @@ def test_stopped_and_resumed_is_never_stopped(kind: str, say: Say, tmp_path: Pat
     words = f"launch --workers 2 --device cpu --resume {tmp_path / 'run'}"
     code, _, err = say(f"{words} {SCRIPT} {tmp_path} '{json.dumps(options)}'")
     assert code == 0, err
-    found = torch.load(tmp_path / "result-0.pt")
-    assert differ(found, public_streams.twin(5, 2, options)) < CLOSE
+    result = torch.load(tmp_path / "result-0.pt")
+    assert differ(result, public_streams.twin(5, 2, options)) < CLOSE
 
 
 STATES = """
@@ -112,10 +112,10 @@ for epoch in pace.epochs(1):
         ("", "loader.state_dict()", "state_dict"),
     ],
 )
-def test_a_state_of_a_loader_that_is_shared_is_refused(
+def test_state_of_a_shared_loader_is_refused(
     say: Say, tmp_path: Path, before: str, after: str, call: str
 ) -> None:
-    """One worker alone has it: it reads the loader itself."""
+    """A single worker supports it, because it reads the loader itself."""
     pytest.importorskip("torchdata")
     script = tmp_path / "train.py"
     script.write_text(STATES.format(before=before, after=after))
@@ -125,7 +125,7 @@ def test_a_state_of_a_loader_that_is_shared_is_refused(
     assert "Traceback" not in err
 
 
-def test_alone_a_loader_goes_on_from_its_state() -> None:
+def test_single_process_loader_resumes_from_its_state() -> None:
     pytest.importorskip("torchdata")
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -138,5 +138,5 @@ def test_alone_a_loader_goes_on_from_its_state() -> None:
     pace, model = Pace(SoloExchange(), Context()), torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     _, _, loader = pace.prepare(model, optimizer, begun())
-    found = [batch.flatten().tolist() for batch in loader]
-    assert found == [batch.flatten().tolist() for batch in begun()] == [[2, 3], [4, 5], [6, 7]]
+    results = [batch.flatten().tolist() for batch in loader]
+    assert results == [batch.flatten().tolist() for batch in begun()] == [[2, 3], [4, 5], [6, 7]]

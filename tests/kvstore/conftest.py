@@ -1,4 +1,4 @@
-"""A store that is closed again."""
+"""A store that is closed after the test."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What a user of a key-value store may rely on, within one process."""
+"""The guarantees of a key-value store within one process."""
 
 import gc
 import os
@@ -14,7 +14,7 @@ LARGE = 2**18
 """Elements of a large float64 value."""
 
 
-def test_a_pull_gives_what_was_put_in(store: KVStore) -> None:
+def test_pull_returns_the_initial_value(store: KVStore) -> None:
     value = torch.randn(3, 5)
     store.init("w", value)
     assert torch.equal(store.pull("w"), value)
@@ -50,14 +50,14 @@ def test_scalars_and_strided_values_work(store: KVStore) -> None:
     assert torch.equal(out, 2 * matrix.T)
 
 
-def test_a_pull_fills_out_even_if_it_requires_grad(store: KVStore) -> None:
+def test_pull_fills_out_even_if_it_requires_grad(store: KVStore) -> None:
     store.init("w", torch.ones(3))
     parameter = torch.nn.Parameter(torch.zeros(3))
     assert store.pull("w", out=parameter) is parameter
     assert torch.equal(parameter.detach(), torch.ones(3))
 
 
-def test_a_list_is_pushed_as_its_sum_and_is_one_push(store: KVStore) -> None:
+def test_list_is_pushed_as_its_sum_in_one_push(store: KVStore) -> None:
     store.init("w", torch.zeros(3))
     values = [torch.ones(3), torch.full((3,), 2.0), torch.full((3,), 3.0)]
     assert store.push("w", values) == 1
@@ -65,14 +65,14 @@ def test_a_list_is_pushed_as_its_sum_and_is_one_push(store: KVStore) -> None:
     assert torch.equal(values[0], torch.ones(3))
 
 
-def test_one_pull_fills_the_tensors_of_several_devices(store: KVStore) -> None:
+def test_pull_fills_several_out_tensors(store: KVStore) -> None:
     store.init("w", torch.ones(3))
     outs = [torch.zeros(3), torch.zeros(3)]
     store.pull("w", out=outs)
     assert all(torch.equal(out, torch.ones(3)) for out in outs)
 
 
-def test_many_keys_go_at_once(store: KVStore) -> None:
+def test_several_keys_are_pushed_and_pulled_at_once(store: KVStore) -> None:
     store.init({"a": torch.zeros(2), "b": torch.zeros(3)})
     assert store.push({"a": torch.ones(2), "b": [torch.ones(3)] * 2}) == {"a": 1, "b": 1}
     pulled = store.pull(["b", "a"])
@@ -84,7 +84,7 @@ def test_many_keys_go_at_once(store: KVStore) -> None:
     assert len(store) == 2
 
 
-def test_what_is_pulled_is_the_users_own(store: KVStore) -> None:
+def test_pulled_tensor_is_a_copy(store: KVStore) -> None:
     store.init("w", torch.zeros(3))
     store.pull("w").fill_(9)
     assert torch.equal(store.pull("w"), torch.zeros(3))
@@ -101,7 +101,7 @@ def test_shards_are_balanced(store: KVStore) -> None:
     assert max(loads) - min(loads) <= 9000 * 4
 
 
-def test_many_pushes_take_at_most_twice_the_values(store: KVStore) -> None:
+def test_many_pushes_use_at_most_twice_the_memory_of_the_values(store: KVStore) -> None:
     before = store.used_bytes()
     store.init("w", torch.zeros(LARGE, 4))
     values = [torch.ones(LARGE, 4)] * 100
@@ -117,7 +117,7 @@ def test_many_pushes_take_at_most_twice_the_values(store: KVStore) -> None:
     assert store.used_bytes() - before <= 2 * values[0].nbytes + 2**14
 
 
-def test_memory_is_taken_only_when_it_is_used() -> None:
+def test_memory_is_allocated_only_when_used() -> None:
     with KVStore(capacity_bytes=2**33) as store:
         assert store.used_bytes() < 2**16
 
@@ -125,7 +125,7 @@ def test_memory_is_taken_only_when_it_is_used() -> None:
 # -- errors ------------------------------------------------------------------------------------
 
 
-def test_an_unknown_key_is_answered_with_a_near_one(store: KVStore) -> None:
+def test_unknown_key_gets_a_suggestion(store: KVStore) -> None:
     store.init({"layer.weight": torch.zeros(1), "layer.bias": torch.zeros(1)})
     with pytest.raises(ConfigError, match=r"'layer.wieght'.*did you mean 'layer.weight'"):
         store.push("layer.wieght", torch.zeros(1))
@@ -145,7 +145,7 @@ def test_an_unknown_key_is_answered_with_a_near_one(store: KVStore) -> None:
         ([torch.zeros(3), 1.0], "must be a tensor, got float"),
     ],
 )
-def test_a_wrong_value_is_refused_and_changes_nothing(
+def test_invalid_value_is_refused_and_changes_nothing(
     store: KVStore, value: Tensor, message: str
 ) -> None:
     store.init({"v": torch.zeros(3), "w": torch.zeros(3)})
@@ -154,7 +154,7 @@ def test_a_wrong_value_is_refused_and_changes_nothing(
     assert store.version("v") == store.version("w") == 0
 
 
-def test_a_wrong_out_is_refused(store: KVStore) -> None:
+def test_invalid_out_is_refused(store: KVStore) -> None:
     store.init("w", torch.zeros(3))
     with pytest.raises(ConfigError, match=r"out of key 'w' must have shape \(3,\)"):
         store.pull("w", out=torch.zeros(2))
@@ -162,7 +162,7 @@ def test_a_wrong_out_is_refused(store: KVStore) -> None:
         store.pull(["w"], out=torch.zeros(3))
 
 
-def test_a_key_given_twice_is_refused(store: KVStore) -> None:
+def test_duplicate_key_is_refused(store: KVStore) -> None:
     store.init("w", torch.zeros(3))
     with pytest.raises(ConfigError, match=r"'w' exists already \(torch.float32, shape \(3,\)\)"):
         store.init("w", torch.zeros(3))
@@ -170,7 +170,7 @@ def test_a_key_given_twice_is_refused(store: KVStore) -> None:
         store.pull(["w", "w"])
 
 
-def test_calls_that_make_no_sense_are_refused(store: KVStore) -> None:
+def test_invalid_calls_are_refused(store: KVStore) -> None:
     store.init("w", torch.zeros(3))
     with pytest.raises(ConfigError, match="has no value"):
         store.push("w", None)  # type: ignore[arg-type]
@@ -193,12 +193,12 @@ def test_calls_that_make_no_sense_are_refused(store: KVStore) -> None:
         ({"updater": torch.optim.SGD}, r"store.set_optimizer\(torch.optim.SGD"),
     ],
 )
-def test_a_store_that_cannot_be_is_refused(arguments: dict[str, object], message: str) -> None:
+def test_invalid_store_arguments_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         KVStore(**arguments)  # type: ignore[arg-type]
 
 
-def test_a_full_store_says_how_much_is_missing() -> None:
+def test_full_store_error_says_how_much_is_missing() -> None:
     with KVStore(capacity_bytes=2**16) as store:
         store.init("a", torch.zeros(1000))
         with pytest.raises(ConfigError, match=r"store is full: key 'b'.*capacity_bytes"):
@@ -207,12 +207,12 @@ def test_a_full_store_says_how_much_is_missing() -> None:
         store.push("a", torch.ones(1000))
 
 
-def test_a_store_larger_than_the_machine_is_refused() -> None:
+def test_store_larger_than_the_machine_is_refused() -> None:
     with pytest.raises(LinkError, match="are free on this machine"):
         KVStore(capacity_bytes=2**60)
 
 
-def test_a_closed_store_says_so() -> None:
+def test_closed_store_says_so() -> None:
     store = KVStore(capacity_bytes=2**20)
     store.close()
     store.close()
@@ -221,23 +221,23 @@ def test_a_closed_store_says_so() -> None:
     assert repr(store) == "KVStore(closed)"
 
 
-def test_what_is_no_shared_memory_is_named_and_let_go_of(
+def test_invalid_descriptor_is_refused_and_not_leaked(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     path = tmp_path_factory.mktemp("kv") / "file"
     path.write_bytes(b"\0" * 8191)
     with path.open("r+b") as file:
-        gc.collect()  # what earlier tests have left would be gone at the end, and not be counted
+        gc.collect()  # descriptors left by earlier tests could be closed during this one
         before = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
         for fd in (file.fileno(), 999_999):
             with pytest.raises(ConfigError, match=f"descriptor {fd} is no shared memory"):
                 KVStore.attach(fd)
-        gc.collect()  # what the errors hold
+        gc.collect()  # descriptors held by the errors
         after = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
     assert len(after) == len(before)
 
 
-def test_what_is_no_store_cannot_be_attached(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_file_that_is_no_store_cannot_be_attached(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("kv") / "file"
     path.write_bytes(b"\0" * 8192)
     with path.open("r+b") as file, pytest.raises(ConfigError, match="is not a store"):

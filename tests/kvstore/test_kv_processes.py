@@ -1,4 +1,4 @@
-"""A store between threads and processes: nothing is lost, torn or held up, whoever dies."""
+"""A store shared by threads and processes: nothing is lost, torn or blocked by a death."""
 
 import contextlib
 import multiprocessing
@@ -25,7 +25,7 @@ SMALL, LARGE = 100, 2**18
 """Elements of float64 values."""
 
 server = multiprocessing.get_context("forkserver")
-server.set_forkserver_preload(["torch", "paceline", "pushers"])  # once for all processes
+server.set_forkserver_preload(["torch", "paceline", "pushers"])  # imported once for all processes
 Start = Callable[..., multiprocessing.process.BaseProcess]
 
 
@@ -87,14 +87,14 @@ def test_pushes_of_processes_add_up(store: KVStore, start: Start, numel: int, co
     assert store.version("w") == 300
 
 
-def test_a_subprocess_attaches_by_descriptor(store: KVStore) -> None:
+def test_subprocess_attaches_by_descriptor(store: KVStore) -> None:
     store.init("w", zeros(LARGE))
     command = [sys.executable, pushers.__file__, str(store.fd), "w", "3"]
     subprocess.run(command, pass_fds=[store.fd], check=True)
     assert (store.pull("w") == 3).all()
 
 
-def test_a_descriptor_can_be_sent_over_a_socket(store: KVStore) -> None:
+def test_descriptor_can_be_sent_over_a_socket(store: KVStore) -> None:
     store.init("w", torch.ones(2))
     near, far = socket.socketpair()
     with near, far:
@@ -105,7 +105,7 @@ def test_a_descriptor_can_be_sent_over_a_socket(store: KVStore) -> None:
     assert torch.equal(store.pull("w"), torch.full((2,), 2.0))
 
 
-def test_a_store_can_be_pickled_to_where_it_is(store: KVStore) -> None:
+def test_store_can_be_pickled_between_processes(store: KVStore) -> None:
     store.init("w", torch.ones(2))
     other = reduction.ForkingPickler.loads(reduction.ForkingPickler.dumps(store))
     other.push("w", torch.ones(2))
@@ -121,10 +121,10 @@ def test_any_process_may_add_keys(store: KVStore, start: Start) -> None:
 
 
 @pytest.mark.parametrize(("numel", "has_order"), [(SMALL, True), (LARGE, True), (LARGE, False)])
-def test_a_pull_under_heavy_pushes_is_never_torn(
+def test_pull_during_heavy_pushes_is_never_torn(
     store: KVStore, start: Start, monkeypatch: pytest.MonkeyPatch, numel: int, has_order: bool
 ) -> None:
-    """Also where the processor may show writes in another order, and a pull asks pushes to wait."""
+    """Also if the processor may reorder writes, and a pull asks pushes to wait."""
     monkeypatch.setattr(entries, "HAS_ORDER", has_order and entries.HAS_ORDER)
     store.init("w", zeros(numel))
     ours, theirs = server.Pipe()
@@ -149,7 +149,7 @@ def test_a_pull_under_heavy_pushes_is_never_torn(
 @pytest.mark.parametrize(
     ("numel", "stop"), [(SMALL, 0), (SMALL, SMALL), (LARGE, LARGE // 2), (LARGE, LARGE)]
 )
-def test_a_killed_pusher_changes_nothing_and_blocks_nobody(
+def test_killed_pusher_changes_nothing_and_blocks_nobody(
     store: KVStore, start: Start, numel: int, stop: int
 ) -> None:
     store.init({"w": zeros(numel), "v": zeros(SMALL)})
@@ -165,7 +165,7 @@ def test_a_killed_pusher_changes_nothing_and_blocks_nobody(
     assert (store.pull("v") == 4).all()
 
 
-def test_pushers_killed_at_any_time_leave_whole_versions(store: KVStore, start: Start) -> None:
+def test_pushers_killed_at_any_time_leave_complete_versions(store: KVStore, start: Start) -> None:
     store.init("w", zeros(LARGE))
     ours, theirs = server.Pipe()
     steady = start(pushers.push_until_told, store, "w", theirs)
@@ -185,7 +185,7 @@ def test_pushers_killed_at_any_time_leave_whole_versions(store: KVStore, start: 
     assert (store.pull("w") == store.version("w")).all()
 
 
-def test_a_push_behind_a_lost_one_adds_to_the_newest_whole_version(
+def test_push_after_a_lost_one_adds_to_the_newest_complete_version(
     store: KVStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.init("w", zeros(LARGE))
@@ -239,7 +239,7 @@ def test_pushes_to_keys_of_other_shards_do_not_wait(num_shards: int) -> None:
         thread.join()
 
 
-def test_a_process_that_dies_adding_a_key_blocks_nobody(store: KVStore, start: Start) -> None:
+def test_process_that_dies_adding_a_key_blocks_nobody(store: KVStore, start: Start) -> None:
     store.init("v", torch.zeros(2))
     process = start(pushers.die_adding, store)
     process.join()
@@ -249,7 +249,7 @@ def test_a_process_that_dies_adding_a_key_blocks_nobody(store: KVStore, start: S
 
 
 @pytest.mark.parametrize("has_mutexes", [True, False])
-def test_who_holds_a_shard_for_too_long_is_named(
+def test_process_holding_a_shard_too_long_is_named(
     has_mutexes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index, "HAS_MUTEXES", has_mutexes and index.HAS_MUTEXES)
@@ -273,10 +273,10 @@ def test_who_holds_a_shard_for_too_long_is_named(
 
 
 @pytest.mark.skipif(not index.HAS_MUTEXES, reason="no mutex of the C library is used here")
-def test_the_list_is_read_under_its_lock_where_writes_may_be_seen_in_another_order(
+def test_directory_is_read_under_its_lock_without_write_ordering(
     store: KVStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There the count of its bytes may be seen before the bytes."""
+    """The count of bytes may be visible before the bytes."""
     monkeypatch.setattr(index, "HAS_ORDER", False)
     writer = store._entries.directory
     reader = index.Directory(store._entries.region, patience_s=0.05)
@@ -292,10 +292,10 @@ def test_the_list_is_read_under_its_lock_where_writes_may_be_seen_in_another_ord
     not hasattr(index._c, "pthread_mutex_clocklock"), reason="here it waits by a clock that is set"
 )
 @pytest.mark.timeout(30)
-def test_a_clock_that_is_set_back_makes_no_wait_longer(
+def test_setting_the_clock_back_does_not_extend_a_wait(
     store: KVStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a time that was read before it was, a wait of 50 ms would end in an hour."""
+    """With a deadline from before the change, a wait of 50 ms would take an hour."""
     directory = index.Directory(store._entries.region, patience_s=0.05)
     before_s = time.time()
     monkeypatch.setattr(time, "time", lambda: before_s + 3600.0)
@@ -304,7 +304,7 @@ def test_a_clock_that_is_set_back_makes_no_wait_longer(
         pool.submit(directory.lock.__enter__).result()
 
 
-def test_nothing_is_left_in_the_file_system() -> None:
+def test_killed_process_leaves_no_files() -> None:
     before = set(Path("/dev/shm").iterdir()) if Path("/dev/shm").exists() else set()
     code = (
         "import torch, paceline; s = paceline.KVStore(); s.init('w', torch.zeros(9));"

@@ -1,4 +1,4 @@
-"""What a push does: sum, assign, a function, an optimizer; also across processes."""
+"""The effect of a push: sum, assign, a function, an optimizer; also across processes."""
 
 import multiprocessing
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def average(key: str, pushed: Tensor, stored: Tensor) -> None:
     stored.mul_(0.5).add_(pushed, alpha=0.5)
 
 
-def test_assign_keeps_the_newest() -> None:
+def test_assign_keeps_the_newest_value() -> None:
     with KVStore(updater="assign", capacity_bytes=2**20) as store:
         store.init("w", torch.zeros(3))
         store.push("w", torch.ones(3))
@@ -29,7 +29,7 @@ def test_assign_keeps_the_newest() -> None:
 
 @pytest.mark.parametrize("is_set_late", [False, True])
 @pytest.mark.parametrize("numel", [4, LARGE])
-def test_a_function_sees_whole_values_and_changes_them_in_place(
+def test_updater_function_gets_whole_values_and_changes_them_in_place(
     numel: int, is_set_late: bool
 ) -> None:
     seen = []
@@ -49,7 +49,7 @@ def test_a_function_sees_whole_values_and_changes_them_in_place(
 
 
 @pytest.mark.parametrize("numel", [4, LARGE])
-def test_a_function_that_raises_changes_nothing(store: KVStore, numel: int) -> None:
+def test_updater_function_that_raises_changes_nothing(store: KVStore, numel: int) -> None:
     def fail(key: str, pushed: Tensor, stored: Tensor) -> None:
         stored.fill_(-1)
         raise ValueError("no")
@@ -64,7 +64,7 @@ def test_a_function_that_raises_changes_nothing(store: KVStore, numel: int) -> N
     assert (store.pull("w") == 1).all()
 
 
-def test_a_function_must_not_use_the_store_that_calls_it(store: KVStore) -> None:
+def test_updater_function_must_not_use_the_calling_store(store: KVStore) -> None:
     store.init({"v": torch.zeros(2), "w": torch.zeros(2)})
     store.set_updater(lambda key, pushed, stored: store.push("v", pushed))
     with pytest.raises(ConfigError, match="must not use the store that calls it"):
@@ -86,7 +86,7 @@ OPTIMIZERS: list[tuple[type[Optimizer], dict[str, Any]]] = [
 
 @pytest.mark.parametrize("is_set_late", [False, True])
 @pytest.mark.parametrize(("kind", "options"), OPTIMIZERS)
-def test_pushes_step_as_the_optimizer_alone_does(
+def test_pushes_step_as_the_optimizer_alone(
     kind: Callable[..., Optimizer], options: dict[str, Any], is_set_late: bool
 ) -> None:
     generator = torch.Generator().manual_seed(1)
@@ -109,7 +109,7 @@ def test_pushes_step_as_the_optimizer_alone_does(
 
 
 class Own(Optimizer):
-    """Of the user's: what a step does to a parameter and its state."""
+    """A custom optimizer: ``also`` is applied to each parameter and its state."""
 
     def __init__(self, parameters: Any, also: Callable[[Any, Any, Any], None]) -> None:
         self.also = also
@@ -118,8 +118,8 @@ class Own(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
-            for one in group["params"]:
-                self.also(group, one, self.state[one])
+            for parameter in group["params"]:
+                self.also(group, parameter, self.state[parameter])
 
 
 def _assigned(group: Any, one: Any, state: Any) -> None:
@@ -134,7 +134,7 @@ def _late(group: Any, one: Any, state: Any) -> None:
     state["slow" if state else "t"] = 1
 
 
-def test_an_optimizer_of_ones_own_may_assign_and_keeps_nothing_elsewhere(store: KVStore) -> None:
+def test_custom_optimizer_may_assign_but_keep_no_other_state(store: KVStore) -> None:
     store.set_optimizer(Own, also=_assigned)
     store.init("w", torch.zeros(2))
     store.push("w", torch.ones(2))
@@ -145,7 +145,7 @@ def test_an_optimizer_of_ones_own_may_assign_and_keeps_nothing_elsewhere(store: 
             store.set_optimizer(Own, also=also)
 
 
-def test_an_optimizer_of_matrices_takes_these_and_names_others(store: KVStore) -> None:
+def test_muon_accepts_matrices_and_refuses_other_shapes(store: KVStore) -> None:
     store.set_optimizer(torch.optim.Muon, lr=0.02)
     store.init("w", torch.ones(2, 2))
     store.push("w", torch.eye(2))
@@ -156,8 +156,8 @@ def test_an_optimizer_of_matrices_takes_these_and_names_others(store: KVStore) -
         store.set_optimizer(torch.optim.SGD, lr=-1)
 
 
-def test_an_optimizer_that_comes_back_remembers_nothing(store: KVStore) -> None:
-    """What it remembered belongs to versions from before the other updater's."""
+def test_optimizer_set_again_starts_with_fresh_state(store: KVStore) -> None:
+    """Its old state belongs to versions before those of the other updater."""
     store.init("w", torch.zeros(2))
     store.set_optimizer(torch.optim.SGD, lr=0.1, momentum=0.5)
     for _ in range(2):
@@ -171,7 +171,7 @@ def test_an_optimizer_that_comes_back_remembers_nothing(store: KVStore) -> None:
     assert torch.allclose(store.pull("w"), before - 0.1)
 
 
-def test_the_optimizers_state_is_shared_between_processes() -> None:
+def test_optimizer_state_is_shared_between_processes() -> None:
     gradients = [[0.5, -1.0], [0.25, 2.0], [1.0, 1.0]]
     parameter = torch.nn.Parameter(torch.zeros(LARGE * 2))
     alone = torch.optim.Adam([parameter], lr=0.1)
@@ -191,7 +191,7 @@ def test_the_optimizers_state_is_shared_between_processes() -> None:
         assert torch.equal(store.pull("w"), parameter.detach())
 
 
-def test_processes_with_different_rules_are_told(store: KVStore) -> None:
+def test_processes_with_different_updaters_get_an_error(store: KVStore) -> None:
     store.init("w", torch.zeros(3))
     other = KVStore.attach(store.fd)
     other.push("w", torch.ones(3))
@@ -204,13 +204,13 @@ def test_processes_with_different_rules_are_told(store: KVStore) -> None:
     other.close()
 
 
-def test_a_finished_optimizer_is_refused(store: KVStore) -> None:
+def test_optimizer_instance_is_refused(store: KVStore) -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     with pytest.raises(ConfigError, match=r"set_optimizer\(torch.optim.SGD, lr=...\)"):
         store.set_optimizer(optimizer)  # type: ignore[arg-type]
 
 
-def test_an_optimizer_refuses_integers(store: KVStore) -> None:
+def test_optimizer_refuses_integers(store: KVStore) -> None:
     store.init("counts", torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ConfigError, match=r"floating-point tensors, not torch.int64"):
         store.set_optimizer(torch.optim.SGD, lr=0.1)

@@ -1,4 +1,4 @@
-"""What the launcher decides by itself: what is refused, and who has a new life."""
+"""The launcher's own decisions: refusals, and restarts."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from paceline.system.files import OpenFolder
         ({"checkpoint_every": "often"}, "often"),
     ],
 )
-def test_what_cannot_work_is_refused_before_there_is_a_folder(
+def test_impossible_settings_are_refused_before_a_folder_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -33,16 +33,16 @@ def test_what_cannot_work_is_refused_before_there_is_a_folder(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_progress_wins_new_lives(tmp_path: Path) -> None:
-    """The rule by itself: a life that gets further than all before it counts anew."""
+def test_progress_resets_the_number_of_restarts(tmp_path: Path) -> None:
+    """The rule alone: a life that gets further than all before it resets the count."""
     faults = ("kill worker 0 at update 3", "kill worker 0 at update 3", "kill worker 1 at 4s")
     settings = RunSettings(workers=2, fault=faults, respawn=True)
     these = Lives(settings, Origin(about={}), OpenFolder.open(tmp_path))
     lost = AllGone("worker 0 ended: killed by signal 9")
     for version in (-1, -1, 4, 2, 3, 5, 5, 5):
-        said = these.go_on(lost, version, ["kill worker 0 at update 3"])
-        assert said.endswith("the run begins again from the start")
-        assert these.origin.note == said
+        message = these.go_on(lost, version, ["kill worker 0 at update 3"])
+        assert message.endswith("the run begins again from the start")
+        assert these.origin.note == message
     assert these.settings.fault == ("kill worker 1 at 4s",)
     with pytest.raises(AllGone, match="3 times without getting beyond update 5"):
         these.go_on(lost, 5, [])
@@ -51,10 +51,10 @@ def test_progress_wins_new_lives(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("exported", "threads"), [("", 4), ("3", 3), ("2,2", 2), ("0", 4), ("many", 4), ("99999", 4)]
 )
-def test_a_worker_has_at_most_as_many_threads_as_the_user_has_exported(
+def test_a_worker_has_at_most_the_exported_number_of_threads(
     monkeypatch: pytest.MonkeyPatch, exported: str, threads: int
 ) -> None:
-    """As torch would by itself; all workers together have no more than there are cores."""
+    """As in torch; all workers together have no more threads than cores."""
     monkeypatch.setattr(lives, "num_cores", lambda: 8)
     monkeypatch.setenv("OMP_NUM_THREADS", exported)
     assert lives._default_threads(2) == threads

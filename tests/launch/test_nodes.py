@@ -1,4 +1,4 @@
-"""Ranks of several nodes by one command: what is begun, and what is refused before."""
+"""Ranks of several nodes by one command: what is started, and what is refused first."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ TWO = Nodes(count=2, workers=4)
 WORDS = ("train", "lenet", "--nodes", "2", "--workers-per-node", "4")
 
 
-def test_without_a_place_to_meet_all_are_begun_here() -> None:
+def test_without_a_meeting_place_all_ranks_start_here() -> None:
     begun = TWO.command({}, WORDS)
     assert begun[1:] == [
         "-m", "paceline.launch.nodes", "--standalone", "--nproc-per-node", "8", "-m", "paceline",
@@ -30,12 +30,12 @@ def test_without_a_place_to_meet_all_are_begun_here() -> None:
     ]  # fmt: skip
 
 
-def test_one_machine_meets_nobody() -> None:
+def test_one_machine_starts_standalone() -> None:
     begun = Nodes(count=1, workers=4).command({"MASTER_ADDR": "localhost"}, WORDS)
     assert begun[3:6] == ["--standalone", "--nproc-per-node", "4"]
 
 
-def test_a_machine_begins_its_own_where_all_meet() -> None:
+def test_a_machine_starts_its_own_ranks_where_all_meet() -> None:
     env = {"MASTER_ADDR": "10.0.0.1", "NODE_RANK": "1"}
     begun = " ".join(TWO.command(env, WORDS))
     assert "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.1" in begun
@@ -44,7 +44,7 @@ def test_a_machine_begins_its_own_where_all_meet() -> None:
 
 
 @pytest.mark.parametrize("number", [None, "2", "-1", "one"])
-def test_a_machine_that_nobody_has_numbered_is_told_how(number: str | None) -> None:
+def test_a_machine_without_a_number_is_told_how_to_set_it(number: str | None) -> None:
     env = {"MASTER_ADDR": "10.0.0.1"} | ({} if number is None else {"NODE_RANK": number})
     with pytest.raises(ConfigError, match=r"NODE_RANK.*set it to 0 on that machine"):
         TWO.command(env, WORDS)
@@ -60,7 +60,7 @@ def test_a_machine_that_nobody_has_numbered_is_told_how(number: str | None) -> N
         (1000, 1000, "at most 1024, got 1000 and 1000"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(
+def test_impossible_numbers_are_refused(
     nodes: int | None, workers: int | None, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -76,9 +76,9 @@ def test_another_number_of_workers_is_refused() -> None:
 
 
 @pytest.mark.timeout(230)
-def test_one_command_with_a_seed_comes_to_the_same_twice(tmp_path: Path) -> None:
+def test_one_command_with_a_seed_gives_the_same_result_twice(tmp_path: Path) -> None:
     words = ("train", "mlp488k", "--nodes", "2", "--workers-per-node", "1", "--seed", "3")
-    found = []
+    results = []
     for name in ("first", "second"):
         begun = subprocess.run(
             [sys.executable, "-m", "paceline", *words, "--updates", "12", "--name", name],
@@ -87,17 +87,17 @@ def test_one_command_with_a_seed_comes_to_the_same_twice(tmp_path: Path) -> None
         assert begun.returncode == 0, begun.stderr
         assert "2 nodes of 1, all on this machine" in begun.stderr
         run = Run(folder=tmp_path / "runs" / name, summary=summarize(tmp_path / "runs" / name))
-        pushes = [(one.ticket, one.num_samples, one.loss) for one in run.pushes]
-        found.append((run.summary.test_accuracy, pushes))
-    assert len(found[0][1]) == 24
-    assert found[0] == found[1]
+        pushes = [(push.ticket, push.num_samples, push.loss) for push in run.pushes]
+        results.append((run.summary.test_accuracy, pushes))
+    assert len(results[0][1]) == 24
+    assert results[0] == results[1]
 
 
 FOREVER = ("train", "mlp488k", "--workers", "2", "--split", "shard", "--run-dir", "run")
 
 
 def begin(folder: Path, *words: str) -> "subprocess.Popen[str]":
-    """One command that begins ranks, in a process group of its own; it has made an update."""
+    """Run one command that starts ranks, in its own process group, until it has made an update."""
     begun = subprocess.Popen(
         [sys.executable, "-m", "paceline", *words],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -114,16 +114,16 @@ def begin(folder: Path, *words: str) -> "subprocess.Popen[str]":
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_what_one_command_has_begun_softly_and_torchrun_is_quiet(
+def test_a_signal_ends_all_ranks_softly_and_torchrun_is_quiet(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     begun = begin(tmp_path, *FOREVER)
     os.killpg(begun.pid, number) if number == signal.SIGINT else begun.send_signal(number)
-    said, _ = begun.communicate(timeout=120)
-    assert begun.returncode == 128 + number, said
-    assert "Traceback" not in said
-    assert "Sending process" not in said  # nor anything else of torchrun
-    assert said.count("interrupted") == 2, said  # in the summary, and as the last word
+    output, _ = begun.communicate(timeout=120)
+    assert begun.returncode == 128 + number, output
+    assert "Traceback" not in output
+    assert "Sending process" not in output  # nor anything else of torchrun
+    assert output.count("interrupted") == 2, output  # in the summary, and as the last word
     assert CheckpointFolder(tmp_path / "run" / "checkpoints").newest().note == ""
 
 
@@ -137,7 +137,7 @@ task = load_task("quadratic", 2)
 
 def metrics(outputs, targets):
     open("looks", "w").close()
-    time.sleep(600)  # longer than anybody waits
+    time.sleep(600)  # longer than any process waits
 
 
 task = replace(task, metrics=metrics)
@@ -145,7 +145,7 @@ task = replace(task, metrics=metrics)
 
 
 @pytest.mark.timeout(300)
-def test_who_evaluates_for_long_is_ended_before_torchrun_kills_all(tmp_path: Path) -> None:
+def test_a_rank_in_a_long_evaluation_is_ended_before_torchrun_kills_all(tmp_path: Path) -> None:
     (tmp_path / "looks_long.py").write_text(LOOKS_LONG)
     words = ("train", "looks_long:task", "--nodes", "2", "--workers-per-node", "1")
     begun = subprocess.Popen(
@@ -160,17 +160,17 @@ def test_who_evaluates_for_long_is_ended_before_torchrun_kills_all(tmp_path: Pat
         time.sleep(0.05)
     begun.send_signal(signal.SIGTERM)
     asked_s = time.monotonic()
-    said, _ = begun.communicate(timeout=120)
-    assert 15 < time.monotonic() - asked_s < 29, said
-    assert "worker 0 has not come to its end 2" in said
-    # Its first epoch's end is in no checkpoint yet, and who would copy it does not answer.
-    assert begun.returncode == 143, said
-    assert said.count("error:") == 1, said
-    assert "error: the end of the run could not be written" in said
+    output, _ = begun.communicate(timeout=120)
+    assert 15 < time.monotonic() - asked_s < 29, output
+    assert "worker 0 has not come to its end 2" in output
+    # Its first epoch's end is in no checkpoint yet, and the worker to copy it does not answer.
+    assert begun.returncode == 143, output
+    assert output.count("error:") == 1, output
+    assert "error: the end of the run could not be written" in output
 
 
 @pytest.mark.timeout(300)
-def test_an_error_of_a_rank_is_one_line_and_the_code_is_its_own(tmp_path: Path) -> None:
+def test_a_ranks_error_is_one_line_with_its_own_exit_code(tmp_path: Path) -> None:
     words = ("train", "mlp488k", "--workers", "2", "--split", "5x5")
     begun = subprocess.run(
         [sys.executable, "-m", "paceline", *words],
@@ -182,26 +182,24 @@ def test_an_error_of_a_rank_is_one_line_and_the_code_is_its_own(tmp_path: Path) 
 
 
 @pytest.mark.timeout(300)
-def test_where_all_ranks_are_killed_at_once_somebody_says_so(tmp_path: Path) -> None:
+def test_an_error_is_reported_when_all_ranks_are_killed_at_once(tmp_path: Path) -> None:
     begun = begin(tmp_path, *FOREVER)
-    for one in psutil.Process(begun.pid).children():
-        if "multiprocessing" not in " ".join(one.cmdline()):
-            one.kill()
-    said, _ = begun.communicate(timeout=120)
-    assert begun.returncode == 1, said
-    assert "Traceback" not in said
-    assert sum(line.startswith("error: ") for line in said.splitlines()) == 1, said
+    for child in psutil.Process(begun.pid).children():
+        if "multiprocessing" not in " ".join(child.cmdline()):
+            child.kill()
+    output, _ = begun.communicate(timeout=120)
+    assert begun.returncode == 1, output
+    assert "Traceback" not in output
+    assert sum(line.startswith("error: ") for line in output.splitlines()) == 1, output
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_of_one_rank_that_is_killed_the_other_tells_and_nobody_else(
-    tmp_path: Path, rank: str
-) -> None:
+def test_one_killed_rank_is_reported_by_the_other_only(tmp_path: Path, rank: str) -> None:
     begun = begin(tmp_path, *FOREVER)
     children = psutil.Process(begun.pid).children()
-    next(one for one in children if one.environ().get("RANK") == rank).kill()
-    said, _ = begun.communicate(timeout=120)
-    assert begun.returncode == 1, said
-    assert "all workers were killed" not in said
-    assert sum(line.startswith("error: ") for line in said.splitlines()) == 1, said
+    next(child for child in children if child.environ().get("RANK") == rank).kill()
+    output, _ = begun.communicate(timeout=120)
+    assert begun.returncode == 1, output
+    assert "all workers were killed" not in output
+    assert sum(line.startswith("error: ") for line in output.splitlines()) == 1, output

@@ -1,4 +1,4 @@
-"""One run at a time in a folder; and one that was cut off early does not bar it for ever."""
+"""One run at a time in a folder; one that was cut off early does not block it forever."""
 
 import fcntl
 import os
@@ -54,7 +54,7 @@ def command(*flags: str) -> list[str]:
 
 @pytest.fixture
 def ended(say: Say) -> Ended:
-    """A run from its beginning to its end, in this process: code, and what it said."""
+    """A complete run in this process: its exit code and output."""
 
     def run(*flags: str) -> tuple[int, str]:
         code, out, err = say(" ".join(command(*flags)[2:]))
@@ -65,7 +65,7 @@ def ended(say: Say) -> Ended:
 
 
 def waiting(folder: Path, *flags: str, epoch: int = 0) -> Forked:
-    """A run that waits at the end of an epoch, until there is a file ``go``."""
+    """A run that waits at the end of an epoch until a file ``go`` exists."""
     (folder / "train.py").write_text(LONG.replace("EPOCH", str(epoch)))
     process = Forked(command(*flags), cwd=folder, stdout=PIPE, stderr=PIPE)
     end_s = time.monotonic() + 60
@@ -78,7 +78,7 @@ def waiting(folder: Path, *flags: str, epoch: int = 0) -> Forked:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(one): one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()}
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 TAKEN = ("another run is at work in", "exists already", "holds a run")
@@ -92,7 +92,7 @@ TAKEN = ("another run is at work in", "exists already", "holds a run")
     ],
     ids=["dir", "name"],
 )
-def test_a_second_run_gets_one_sentence_and_changes_nothing(
+def test_a_second_run_in_a_folder_is_refused_and_changes_nothing(
     tmp_path: Path,
     ended: Ended,
     place: tuple[str, ...],
@@ -102,9 +102,9 @@ def test_a_second_run_gets_one_sentence_and_changes_nothing(
     first = waiting(tmp_path, *place, "--checkpoint-every", "1 epoch", epoch=1)
     before = contents(tmp_path / folder)
     for flags in [*((*place, *more) for more in others), ("--resume", folder)]:
-        code, said = ended(*flags)
+        code, output = ended(*flags)
         assert code == 2
-        (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+        (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
         assert any(words in line for words in TAKEN), line
         assert contents(tmp_path / folder) == before
     (tmp_path / "go").touch()
@@ -113,17 +113,17 @@ def test_a_second_run_gets_one_sentence_and_changes_nothing(
     assert not (tmp_path / folder / "lock").exists()
 
 
-def test_a_killed_run_holds_nobody_up(tmp_path: Path, ended: Ended) -> None:
+def test_a_killed_run_does_not_lock_its_folder(tmp_path: Path, ended: Ended) -> None:
     first = waiting(tmp_path, "--run-dir", "out", "--checkpoint-every", "1 epoch", epoch=2)
     first.kill()
     first.communicate()
     (tmp_path / "go").touch()
-    code, said = ended("--resume", "out")
-    assert code == 0, said
-    assert "going on with out at version" in said
+    code, output = ended("--resume", "out")
+    assert code == 0, output
+    assert "going on with out at version" in output
 
 
-def test_workers_of_a_killed_launcher_do_not_hold_the_folder(tmp_path: Path) -> None:
+def test_workers_of_a_killed_launcher_do_not_lock_the_folder(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LONG.replace("EPOCH", "0"))
     flags = ["--workers", "2", "--device", "cpu", "--run-dir", "out", "train.py"]
     run = subprocess.Popen(
@@ -145,7 +145,7 @@ def test_workers_of_a_killed_launcher_do_not_hold_the_folder(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("place", [("--run-dir", "out"), ("--name", "one")], ids=["dir", "name"])
-def test_auto_begins_anew_after_a_kill_before_the_first_checkpoint(
+def test_resume_auto_starts_anew_after_a_kill_before_the_first_checkpoint(
     tmp_path: Path, ended: Ended, place: tuple[str, str]
 ) -> None:
     first = waiting(tmp_path, *place, "--resume", "auto")
@@ -157,18 +157,18 @@ def test_auto_begins_anew_after_a_kill_before_the_first_checkpoint(
     best = {"best.json", "best.safetensors", "best-7.safetensors"}
     for name in (*best, "best-of-mine.safetensors"):
         (folder / name).touch()
-    code, said = ended(*place, "--resume", "auto")
-    assert code == 0, said
-    (note,) = [line for line in said.splitlines() if "was cut off before its first" in line]
+    code, output = ended(*place, "--resume", "auto")
+    assert code == 0, output
+    (note,) = [line for line in output.splitlines() if "was cut off before its first" in line]
     assert note.endswith("cut-off-1")
     assert (folder / "cut-off-1" / "trace.jsonl").stat().st_size > 0
-    assert {one.name for one in (folder / "cut-off-1").glob("best*")} == best
-    assert [one.name for one in folder.glob("best*")] == ["best-of-mine.safetensors"]
+    assert {path.name for path in (folder / "cut-off-1").glob("best*")} == best
+    assert [path.name for path in folder.glob("best*")] == ["best-of-mine.safetensors"]
     assert (folder / "summary.json").exists()
 
 
 @pytest.mark.parametrize("reason", ["interrupted: terminated", "failed: worker 1 ended"])
-def test_an_end_in_words_before_the_first_checkpoint_cuts_off_too(
+def test_an_error_before_the_first_checkpoint_counts_as_cut_off(
     tmp_path: Path, reason: str
 ) -> None:
     with closing(claim(RunSettings(run_dir=str(tmp_path)), "x", quiet)) as folder:
@@ -176,12 +176,12 @@ def test_an_end_in_words_before_the_first_checkpoint_cuts_off_too(
         trace.header(workers=1)
         trace.end(1.0, reason)
         trace.close()
-    said: list[str] = []
-    claim(RunSettings(run_dir=str(tmp_path), resume="auto"), "x", said.append).close()
-    assert "was cut off before its first checkpoint: it starts from the beginning" in said[0]
+    notes: list[str] = []
+    claim(RunSettings(run_dir=str(tmp_path), resume="auto"), "x", notes.append).close()
+    assert "was cut off before its first checkpoint: it starts from the beginning" in notes[0]
 
 
-def test_what_is_set_aside_is_not_half_forgotten_where_that_is_cut_off(
+def test_setting_a_run_aside_can_itself_be_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = RunSettings(run_dir=str(tmp_path / "out"), resume="auto")
@@ -200,22 +200,22 @@ def test_what_is_set_aside_is_not_half_forgotten_where_that_is_cut_off(
         patch.setattr(OpenFolder, "rename", killed)
         with pytest.raises(KeyboardInterrupt):
             claim(settings, "x", quiet)
-    said: list[str] = []
-    claim(settings, "x", said.append).close()
-    assert "was cut off before its first checkpoint: it starts from the beginning" in said[0]
-    assert {one.name for one in (tmp_path / "out").glob("cut-off-*/*")} == left
-    assert {one.name for one in (tmp_path / "out").iterdir()} == {"cut-off-1", "cut-off-2"}
+    notes: list[str] = []
+    claim(settings, "x", notes.append).close()
+    assert "was cut off before its first checkpoint: it starts from the beginning" in notes[0]
+    assert {path.name for path in (tmp_path / "out").glob("cut-off-*/*")} == left
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"cut-off-1", "cut-off-2"}
 
 
-def test_a_run_that_is_over_is_not_begun_again(tmp_path: Path, ended: Ended) -> None:
+def test_a_finished_run_is_not_started_again(tmp_path: Path, ended: Ended) -> None:
     (tmp_path / "go").touch()
     (tmp_path / "train.py").write_text(LONG.replace("EPOCH", "0"))
     never = ("--run-dir", "out", "--checkpoint-every", "never", "--resume", "auto")
     assert ended(*never)[0] == 0
     before = contents(tmp_path / "out")
-    code, said = ended(*never)
+    code, output = ended(*never)
     assert code == 2
-    assert "out already holds a run, which has ended" in said
+    assert "out already holds a run, which has ended" in output
     assert contents(tmp_path / "out") == before
 
 
@@ -226,19 +226,21 @@ def quiet(text: str) -> None:
     raise AssertionError(text)
 
 
-def test_two_names_that_are_taken_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_that_claim_names_at_once_get_different_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with (
-        closing(claim(RunSettings(), "x", quiet)) as one,
-        closing(claim(RunSettings(), "x", quiet)) as other,
+        closing(claim(RunSettings(), "x", quiet)) as first,
+        closing(claim(RunSettings(), "x", quiet)) as second,
     ):
-        assert one.path != other.path
-        assert (tmp_path / "runs" / "latest").resolve() == other.path.resolve()
-        other.discard(())
-        assert (tmp_path / "runs" / "latest").resolve() == one.path.resolve()
+        assert first.path != second.path
+        assert (tmp_path / "runs" / "latest").resolve() == second.path.resolve()
+        second.discard(())
+        assert (tmp_path / "runs" / "latest").resolve() == first.path.resolve()
 
 
-def test_who_comes_when_the_folder_is_taken_away_makes_it_again(
+def test_a_run_that_finds_its_folder_removed_makes_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = RunSettings(run_dir=str(tmp_path / "out"))
@@ -253,20 +255,20 @@ def test_who_comes_when_the_folder_is_taken_away_makes_it_again(
         assert folder.path.is_dir()
 
 
-def test_a_file_system_without_locks_is_said(
+def test_a_file_system_without_locks_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    said: list[str] = []
-    claim(RunSettings(run_dir=str(tmp_path / "out")), "x", said.append).close()
+    notes: list[str] = []
+    claim(RunSettings(run_dir=str(tmp_path / "out")), "x", notes.append).close()
     why = "cannot be locked against other runs: Function not implemented"
-    assert said == [f"{tmp_path / 'out'} {why}"]
+    assert notes == [f"{tmp_path / 'out'} {why}"]
 
 
-def test_the_folder_of_a_run_is_a_folder(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_run_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("file", "file/inner"):
         with pytest.raises(ConfigError, match="it is not a folder"):

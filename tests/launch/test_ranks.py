@@ -1,4 +1,4 @@
-"""What is decided before a run of ranks begins: settings, the folder of a job's restarts."""
+"""Decisions before a run of ranks starts: settings, the folder of a job's restarts."""
 
 import errno
 import sys
@@ -25,7 +25,7 @@ def given(**settings: object) -> Resolved:
     return resolve(settings, env={})
 
 
-def test_connect_is_the_workers_own_where_nobody_began_ranks(
+def test_connect_is_the_workers_own_without_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
@@ -50,7 +50,9 @@ def test_connect_is_the_workers_own_where_nobody_began_ranks(
         ({"split": "network", "protocol": "local-sgd:2"}, "hold parts of one model step together"),
     ],
 )
-def test_what_ranks_cannot_carry_is_refused(settings: dict[str, object], message: str) -> None:
+def test_settings_that_ranks_do_not_support_are_refused(
+    settings: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         job.settings_of_ranks(given(**settings), RANK)
 
@@ -67,7 +69,7 @@ SCRIPT = ScriptProgram(path="train.py")
         ({"init": "default"}, r"init default .*weights itself"),
     ],
 )
-def test_what_a_script_says_itself_is_refused_with_how(
+def test_settings_that_a_script_makes_itself_are_refused_with_advice(
     settings: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -75,7 +77,7 @@ def test_what_a_script_says_itself_is_refused_with_how(
     job.refuse_of_tasks(TaskProgram(task="lenet"), given(**settings))
 
 
-def test_what_is_for_tasks_is_refused_wherever_it_comes_from(tmp_path: Path) -> None:
+def test_settings_for_tasks_are_refused_from_every_source(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("lr = 0.2\n")
     with pytest.raises(ConfigError, match=r"lr 0.2 \(.*run.toml\) is for tasks.*lr=0.2\)$"):
@@ -86,7 +88,7 @@ def test_what_is_for_tasks_is_refused_wherever_it_comes_from(tmp_path: Path) -> 
     job.refuse_of_tasks(SCRIPT, given(**every))
 
 
-def test_a_split_is_of_several_workers_and_makes_them_ranks() -> None:
+def test_a_split_needs_several_workers_and_makes_them_ranks() -> None:
     assert job.is_split(given(split="2x2", workers=4).settings)
     assert not job.is_split(given(split="1x4", workers=4).settings)
     assert not job.is_split(given(workers=4).settings)
@@ -94,13 +96,13 @@ def test_a_split_is_of_several_workers_and_makes_them_ranks() -> None:
         job.is_split(given(split="network").settings)
 
 
-def test_ordered_faults_come_in_the_first_start_only() -> None:
+def test_faults_are_injected_in_the_first_start_only() -> None:
     resolved = given(fault=("kill worker 1 at update 3",))
     assert job.settings_of_ranks(resolved, RANK).fault
     assert job.settings_of_ranks(resolved, replace(RANK, restarts=1)).fault == ()
 
 
-def test_a_restart_goes_on_in_the_folder_of_the_first_start(
+def test_a_restart_resumes_in_the_folder_of_the_first_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -109,15 +111,15 @@ def test_a_restart_goes_on_in_the_folder_of_the_first_start(
     assert first.restore(given(), settings).run_dir is None
     first.began("/somewhere/runs/that")
     again = replace(RANK, restarts=1)
-    found = job.JobFolder(again).restore(given(), settings)
-    assert (found.run_dir, found.resume, found.workers) == ("/somewhere/runs/that", "auto", 2)
+    result = job.JobFolder(again).restore(given(), settings)
+    assert (result.run_dir, result.resume, result.workers) == ("/somewhere/runs/that", "auto", 2)
     other = replace(again, job="another")
     assert job.JobFolder(other).restore(given(), settings).resume is None
     first.forget()
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_a_restart_is_one_though_this_machine_has_counted_none(
+def test_a_restart_counted_elsewhere_is_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -142,10 +144,10 @@ class Kept:
         return self._text
 
 
-def test_two_jobs_of_one_name_at_once_go_on_in_a_folder_each(
+def test_two_jobs_with_one_id_resume_in_separate_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``--rdzv-id 100`` is what everybody copies."""
+    """``--rdzv-id 100`` is what users copy."""
     monkeypatch.chdir(tmp_path)
     settings = job.settings_of_ranks(given(), RANK)
     keepers = Kept(), Kept()
@@ -154,51 +156,54 @@ def test_two_jobs_of_one_name_at_once_go_on_in_a_folder_each(
         assert first.restore(given(), settings).run_dir is None
         assert first.began(folder) == ""
     job.JobFolder(replace(RANK, life=1), keepers[1]).forget()
-    found = [
-        job.JobFolder(replace(RANK, life=2), one).restore(given(), settings) for one in keepers
+    results = [
+        job.JobFolder(replace(RANK, life=2), keeper).restore(given(), settings)
+        for keeper in keepers
     ]
-    assert [one.run_dir for one in found] == ["/runs/one", None]
+    assert [result.run_dir for result in results] == ["/runs/one", None]
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_folder_that_no_restart_will_find_is_said(
+def test_a_folder_that_no_restart_will_find_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").touch()
-    said = job.JobFolder(RANK).began("/somewhere/that")
-    assert said.startswith("a restart will not find this run, since runs cannot be written (File ")
-    assert "set PACELINE_RUN_DIR=/somewhere/that" in said
+    message = job.JobFolder(RANK).began("/somewhere/that")
+    assert message.startswith(
+        "a restart will not find this run, since runs cannot be written (File "
+    )
+    assert "set PACELINE_RUN_DIR=/somewhere/that" in message
 
 
-def test_a_file_that_was_never_written_to_its_end_names_no_folder(
+def test_an_incomplete_job_file_names_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / ".job-abc").touch()
     again = replace(RANK, restarts=1)
-    found = job.JobFolder(again).restore(given(), job.settings_of_ranks(given(), RANK))
-    assert (found.run_dir, found.resume) == (None, None)
+    result = job.JobFolder(again).restore(given(), job.settings_of_ranks(given(), RANK))
+    assert (result.run_dir, result.resume) == (None, None)
 
 
-def test_settings_that_differ_are_named_with_both_machines() -> None:
+def test_different_settings_are_named_with_both_machines() -> None:
     other = HELLO._replace(host="node2", settings='{"lr": 0.2}')
     with pytest.raises(ConfigError, match=r"0 and 1 \(node1 and node2\).*lr is 0.1 and 0.2.*_LR"):
         ranks._compare([HELLO, other])
     ranks._compare([HELLO, HELLO._replace(host="node2")])
 
 
-def test_a_name_that_leads_to_the_machine_itself_matters_between_machines_only() -> None:
+def test_a_host_name_that_resolves_to_loopback_is_refused_between_machines_only() -> None:
     unreached = HELLO._replace(unreachable_why="its own name 'node1' resolves to 127.0.1.1")
     ranks._refuse_unreachable([unreached, HELLO])
     with pytest.raises(ConfigError, match=r"127\.0\.1\.1.*GLOO_SOCKET_IFNAME"):
         ranks._refuse_unreachable([unreached, HELLO._replace(host="node2")])
 
 
-def test_two_machines_of_one_name_are_two() -> None:
-    """Else nobody looks where their name leads, and the plan is that of one machine."""
-    first, second = (HELLO._replace(host="localhost", boot=one) for one in ("a", "b"))
+def test_two_machines_with_one_name_are_two() -> None:
+    """Otherwise their names would not be resolved, and the plan would be that of one machine."""
+    first, second = (HELLO._replace(host="localhost", boot=boot) for boot in ("a", "b"))
     unreached = second._replace(unreachable_why="its own name 'localhost' resolves to 127.0.0.1")
     with pytest.raises(ConfigError, match="worker 1 on localhost"):
         ranks._refuse_unreachable([first, unreached])
@@ -206,7 +211,7 @@ def test_two_machines_of_one_name_are_two() -> None:
     assert sys.platform != "linux" or len(boot_of_machine()) == 36
 
 
-def test_a_file_that_the_system_refuses_is_named_in_one_line(
+def test_an_unreadable_file_is_named_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def read() -> Resolved:
@@ -222,7 +227,7 @@ def test_a_file_that_the_system_refuses_is_named_in_one_line(
     assert capsys.readouterr().err == "error: runs/a: Permission denied\n"
 
 
-def test_a_process_alone_goes_on_with_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_a_launcher_resumes_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "is_started", lambda: False)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     monkeypatch.setenv("PACELINE_RESUME", "latest")

@@ -1,4 +1,4 @@
-"""Between two trials of a search: who dies there, what fails, and who asks for the end.
+"""Between two trials of a search: deaths, failures, and requests to end.
 
 trial-1 [ ... ] the script's own code [ trial-2 ... ]
                 ^ here, or while others wait for the next one
@@ -68,7 +68,7 @@ for number in range(3):
 
 @pytest.fixture
 def search(say: Say, tmp_path: Path) -> Search:
-    """Run a search with two workers: exit code, and what was said."""
+    """Run a search with two workers: its exit code and output."""
 
     def run(between: str, flags: str = "", stop_at: int = -1) -> tuple[int, str]:
         script = tmp_path / "search.py"
@@ -84,14 +84,14 @@ def search(say: Say, tmp_path: Path) -> Search:
 
 
 def updates_of(say: Say) -> dict[str, int]:
-    """Of each trial, as its report says."""
+    """The updates of each trial, by its report."""
     code, out, err = say("report run --json")
     assert code == 0, err
-    return {one["name"]: one["updates"] for one in json.loads(out)["trials"]}
+    return {trial["name"]: trial["updates"] for trial in json.loads(out)["trials"]}
 
 
-def errors_in(said: str) -> list[str]:
-    return [line for line in said.splitlines() if line.startswith("error: ")]
+def errors_in(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("error: ")]
 
 
 WHOLE = {"trial-1": 8, "trial-2": 8, "trial-3": 8}
@@ -101,109 +101,105 @@ WHOLE = {"trial-1": 8, "trial-2": 8, "trial-3": 8}
 
 
 @pytest.mark.parametrize("seat", [0, 1])
-def test_the_others_go_on_without_who_dies(
+def test_the_others_continue_without_a_dead_worker(
     search: Search, say: Say, tmp_path: Path, seat: int
 ) -> None:
-    """Also where they wait in the next trial, and where the main worker is the one."""
+    """Also where they wait in the next trial, and where the main worker dies."""
     between = f"""\
 if pace.worker != {seat}:
     (folder / "enters").touch()
 else:
     wait_for("enters")
     os.kill(os.getpid(), signal.SIGKILL)"""
-    code, said = search(between)
-    assert (code, errors_in(said)) == (0, [])
-    assert f"worker {seat} is gone (killed by signal 9); the others go on" in said
-    assert said.count("trial 'trial-2' begins with the 1 of 2 workers that are left") == 1
+    code, output = search(between)
+    assert (code, errors_in(output)) == (0, [])
+    assert f"worker {seat} is gone (killed by signal 9); the others go on" in output
+    assert output.count("trial 'trial-2' begins with the 1 of 2 workers that are left") == 1
     assert updates_of(say) == WHOLE
-    assert [one.name for one in tmp_path.glob("over-*")] == [f"over-{1 - seat}"]
+    assert [path.name for path in tmp_path.glob("over-*")] == [f"over-{1 - seat}"]
 
 
-def test_where_all_die_the_last_one_is_the_cause(search: Search, say: Say) -> None:
-    code, said = search("os.kill(os.getpid(), signal.SIGKILL)")
+def test_when_all_die_the_last_death_is_the_cause(search: Search, say: Say) -> None:
+    code, output = search("os.kill(os.getpid(), signal.SIGKILL)")
     assert code == 1
-    (error,) = errors_in(said)
+    (error,) = errors_in(output)
     assert error.endswith("ended: killed by signal 9; see its log")
     assert updates_of(say) == {"trial-1": 8}
 
 
 @pytest.mark.parametrize("who", ["pace.worker == 1", "True"])
-def test_an_exception_ends_the_run_with_its_line(search: Search, say: Say, who: str) -> None:
-    code, said = search(f"if {who}:\n    raise ValueError('no good')")
+def test_an_exception_ends_the_run_and_names_its_line(search: Search, say: Say, who: str) -> None:
+    code, output = search(f"if {who}:\n    raise ValueError('no good')")
     assert code == 1
-    (error,) = errors_in(said)
+    (error,) = errors_in(output)
     assert "failed at" in error
     assert "search.py:" in error
-    assert said.count("ValueError: no good") == 1
+    assert output.count("ValueError: no good") == 1
     assert updates_of(say) == {"trial-1": 8}
 
 
-def test_the_others_go_on_after_an_exception_where_that_was_asked_for(
-    search: Search, say: Say
-) -> None:
-    code, said = search(
+def test_the_others_continue_after_an_exception_on_request(search: Search, say: Say) -> None:
+    code, output = search(
         "if pace.worker == 0:\n    raise ValueError('no good')", "--on-worker-error continue"
     )
-    assert (code, errors_in(said)) == (0, [])
-    assert "ValueError: no good" in said
-    assert "worker 0 is gone (exit 1); the others go on" in said
+    assert (code, errors_in(output)) == (0, [])
+    assert "ValueError: no good" in output
+    assert "worker 0 is gone (exit 1); the others go on" in output
     assert updates_of(say) == WHOLE
 
 
-def test_a_script_that_ends_while_another_one_goes_on_is_named(search: Search, say: Say) -> None:
-    code, said = search("if pace.worker == 1:\n    sys.exit(0)")
+def test_a_script_that_ends_while_another_continues_is_named(search: Search, say: Say) -> None:
+    code, output = search("if pace.worker == 1:\n    sys.exit(0)")
     assert code == 2
-    (error,) = errors_in(said)
+    (error,) = errors_in(output)
     assert "worker 1's script ended without pace.trial('trial-2'), in which worker 0" in error
     assert updates_of(say) == {"trial-1": 8}
 
 
-# -- the end is asked for --------------------------------------------------------------------------
+# -- requests to end -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("who", ["True", "pace.worker == 1"])
-def test_a_signal_between_trials_ends_all_in_order(
+def test_a_signal_between_trials_ends_all_workers_cleanly(
     search: Search, say: Say, tmp_path: Path, number: int, code: int, who: str
 ) -> None:
-    """All in their own code, or one while the other one waits in the next trial."""
+    """All in their own code, or one while the other waits in the next trial."""
 
     def stop_and_let_go() -> None:
         os.kill(os.getpid(), number)
         (tmp_path / "go").touch()
 
     with meanwhile(stop_and_let_go, tmp_path / "done-0-0", tmp_path / "done-0-1"):
-        found, said = search(f"if {who}:\n    wait_for('go')")
-    assert (found, errors_in(said)) == (code, [])
-    assert said.count("and those after it do not train") == 1
+        exit_code, output = search(f"if {who}:\n    wait_for('go')")
+    assert (exit_code, errors_in(output)) == (code, [])
+    assert output.count("and those after it do not train") == 1
     assert updates_of(say) == {"trial-1": 8, "trial-2": 0, "trial-3": 0}
-    assert {one.name for one in tmp_path.glob("over-*")} == {"over-0", "over-1"}
+    assert {path.name for path in tmp_path.glob("over-*")} == {"over-0", "over-1"}
 
 
-def test_who_does_not_come_after_a_signal_is_named_and_ended(
+def test_a_worker_that_does_not_react_to_a_signal_is_named_and_ended(
     search: Search, say: Say, tmp_path: Path
 ) -> None:
     def stop() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     with meanwhile(stop, tmp_path / "done-0-0", tmp_path / "done-0-1"):
-        code, said = search("if pace.worker == 1:\n    time.sleep(3600)")
-    assert (code, errors_in(said)) == (143, [])
-    assert "worker 1 has not come to its end" in said
+        code, output = search("if pace.worker == 1:\n    time.sleep(3600)")
+    assert (code, errors_in(output)) == (143, [])
+    assert "worker 1 has not come to its end" in output
     assert updates_of(say) == {"trial-1": 8}
 
 
-def test_a_stop_of_the_scripts_own_ends_the_trial_that_it_stands_in(
-    search: Search, say: Say
-) -> None:
-    code, said = search("pass", stop_at=3)
-    assert (code, errors_in(said)) == (0, [])
-    found = updates_of(say)
-    assert 3 <= found.pop("trial-1") < 8
-    assert found == {"trial-2": 8, "trial-3": 8}
+def test_a_stop_by_the_script_ends_its_trial_only(search: Search, say: Say) -> None:
+    code, output = search("pass", stop_at=3)
+    assert (code, errors_in(output)) == (0, [])
+    result = updates_of(say)
+    assert 3 <= result.pop("trial-1") < 8
+    assert result == {"trial-2": 8, "trial-3": 8}
 
 
-def test_a_search_that_was_cut_off_is_reported_and_not_begun_again_there(
+def test_an_interrupted_search_is_reported_and_not_restarted_in_its_folder(
     search: Search, say: Say, tmp_path: Path
 ) -> None:
     (tmp_path / "search.py").write_text(SCRIPT.replace("BETWEEN", "pass").replace("STOP_AT", "-1"))
@@ -218,12 +214,12 @@ def test_a_search_that_was_cut_off_is_reported_and_not_begun_again_there(
     assert code == 0, err
     assert out.splitlines()[1].startswith("trial-1 ")
     assert out.splitlines()[1].endswith("not yet, or cut off")
-    code, said = search("pass")
+    code, output = search("pass")
     assert code == 2
-    assert "already holds a run" in said
+    assert "already holds a run" in output
 
 
-def test_a_damaged_trace_does_not_hide_what_a_trial_has_raised(
+def test_a_damaged_trace_does_not_hide_the_error_of_a_trial(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def write_report(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Machines on which no accelerator can be used: each has its one cause and one command."""
+"""Machines without a usable accelerator: each gets one cause and one command."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -248,12 +248,12 @@ def cause_of(machine: MachineSource) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("changed", "name", "command"), NVIDIA.values(), ids=[*NVIDIA])
-def test_a_broken_machine_of_nvidia_has_its_cause(
+def test_cause_of_a_broken_nvidia_machine_is_found(
     changed: dict[str, Any], name: str, command: str, tmp_path: Path
 ) -> None:
-    found = cause_of(nvidia(tmp_path, **changed))
-    assert found[0] == name
-    assert command in found[1]
+    result = cause_of(nvidia(tmp_path, **changed))
+    assert result[0] == name
+    assert command in result[1]
 
 
 MI300 = pci("0000:c1:00.0", "0x1002", "0x74a1", "0x120000", "amdgpu")
@@ -346,15 +346,15 @@ OTHERS: dict[str, tuple[Callable[[Path], Recorded], str, str]] = {
 
 
 @pytest.mark.parametrize(("make", "name", "command"), OTHERS.values(), ids=[*OTHERS])
-def test_a_broken_machine_of_others_has_its_cause(
+def test_cause_of_a_broken_machine_of_other_makers_is_found(
     make: Callable[[Path], Recorded], name: str, command: str, tmp_path: Path
 ) -> None:
-    found = cause_of(make(tmp_path))
-    assert found[0] == name
-    assert command in found[1]
+    result = cause_of(make(tmp_path))
+    assert result[0] == name
+    assert command in result[1]
 
 
-def test_there_are_many_broken_machines() -> None:
+def test_at_least_sixty_broken_machines_are_covered() -> None:
     assert len(NVIDIA) + len(OTHERS) >= 60
     causes = {name for _, name, _ in NVIDIA.values()} | {name for _, name, _ in OTHERS.values()}
     assert len(causes) >= 40
@@ -383,7 +383,7 @@ HEALTHY: dict[str, Callable[[Path], Recorded]] = {
 
 
 @pytest.mark.parametrize("make", HEALTHY.values(), ids=[*HEALTHY])
-def test_a_healthy_machine_has_none(make: Callable[[Path], Recorded], tmp_path: Path) -> None:
+def test_healthy_machine_has_no_cause(make: Callable[[Path], Recorded], tmp_path: Path) -> None:
     verdict = find_cause(read_inventory(make(tmp_path)))
     assert verdict.is_usable
     assert verdict.cause is None
@@ -401,7 +401,7 @@ WITHOUT = {
 
 
 @pytest.mark.parametrize("files", WITHOUT.values(), ids=[*WITHOUT])
-def test_without_an_accelerator_nothing_is_wrong(files: dict[str, str], tmp_path: Path) -> None:
+def test_machine_without_accelerator_has_no_cause(files: dict[str, str], tmp_path: Path) -> None:
     machine = read_inventory(
         Recorded(tmp_path, files=files, outputs={}, packages=built("2.13.0+cpu", cuda=""))
     )
@@ -410,7 +410,7 @@ def test_without_an_accelerator_nothing_is_wrong(files: dict[str, str], tmp_path
     assert verdict.cause is None
 
 
-def test_an_ipu_and_a_cerebras_are_said_in_a_sentence(tmp_path: Path) -> None:
+def test_ipu_and_cerebras_are_mentioned_in_notes(tmp_path: Path) -> None:
     packages = {**built("2.13.0+cpu", cuda=""), "cerebras_pytorch": "2.4.0"}
     recorded = Recorded(tmp_path, files=WITHOUT["an IPU"], outputs={}, packages=packages)
     notes = find_cause(read_inventory(recorded)).notes

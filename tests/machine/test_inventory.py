@@ -1,4 +1,4 @@
-"""What a machine is, read from recorded files and outputs; and what is printed of it."""
+"""The inventory of a machine, read from recorded files and outputs, and its text."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ CPU = "/sys/devices/system/cpu"
 
 
 def core(number: int, package: int, core_id: int) -> dict[str, str]:
-    """One thread of a processor whose cores have two each, and an L3 for each socket."""
+    """One thread of a processor with two threads per core and one L3 per socket."""
     here = f"{CPU}/cpu{number}"
     twin = f"{number % 4},{number % 4 + 4}"
     socket = "0-1,4-5" if package == 0 else "2-3,6-7"
@@ -65,33 +65,33 @@ TWO_SOCKETS = {
 }  # fmt: skip
 
 
-def test_cores_threads_caches_nodes_and_channels(tmp_path: Path) -> None:
+def test_cores_threads_caches_nodes_and_channels_are_read(tmp_path: Path) -> None:
     cpu = read_processor(Recorded(tmp_path, files=TWO_SOCKETS, outputs={}))
     assert (cpu.threads, cpu.cores, cpu.sockets) == (8, 4, 2)
-    assert {one.kind: (one.num_bytes >> 10, one.count) for one in cpu.caches} == {
+    assert {cache.kind: (cache.num_bytes >> 10, cache.count) for cache in cpu.caches} == {
         "L1d": (32, 4), "L1i": (32, 4), "L2": (1024, 4), "L3": (32768, 2)
     }  # fmt: skip
     assert (cpu.vector_bits, cpu.matrices) == (512, ("amx_bf16",))
-    assert [(one.cores, one.distances) for one in cpu.nodes] == [
+    assert [(node.cores, node.distances) for node in cpu.nodes] == [
         ("0-1,4-5", (10, 21)), ("2-3,6-7", (21, 10))
     ]  # fmt: skip
-    assert [one.memory_bytes for one in cpu.nodes] == [32 << 20, 32 << 20]
+    assert [node.memory_bytes for node in cpu.nodes] == [32 << 20, 32 << 20]
     assert (cpu.memory_channels, cpu.memory_modules) == (4, 4)
     assert cpu.governor == "powersave"
 
 
-def test_channels_by_the_firmware_where_root_asks(tmp_path: Path) -> None:
+def test_memory_channels_are_read_from_dmidecode(tmp_path: Path) -> None:
     device = "Memory Device\n\tSize: {size}\n\tLocator: DIMM_{slot}1\n\tBank Locator: {bank}\n"
-    said = "".join(
+    output = "".join(
         device.format(size=size, slot=slot, bank=f"P0 CHANNEL {slot}")
         for size, slot in (("16 GB", "A"), ("16 GB", "B"), ("No Module Installed", "C"))
     )
-    source = Recorded(tmp_path, files={}, outputs={"dmidecode": said})
+    source = Recorded(tmp_path, files={}, outputs={"dmidecode": output})
     cpu = read_processor(source)
     assert (cpu.memory_channels, cpu.memory_modules) == (2, 2)
 
 
-def test_an_arm_with_scalable_vectors(tmp_path: Path) -> None:
+def test_arm_vector_width_is_read(tmp_path: Path) -> None:
     files = {
         "/proc/cpuinfo": "processor : 0\nFeatures : fp asimd sve bf16 i8mm\n",
         "/proc/sys/abi/sve_default_vector_length": "32",
@@ -100,7 +100,7 @@ def test_an_arm_with_scalable_vectors(tmp_path: Path) -> None:
     assert (cpu.vector_bits, cpu.matrices, cpu.cores) == (256, ("bf16", "i8mm"), None)
 
 
-def test_nothing_is_told_and_nothing_is_guessed(tmp_path: Path) -> None:
+def test_unknown_values_are_none(tmp_path: Path) -> None:
     source = Recorded(tmp_path, files={}, outputs={})
     machine = read_inventory(source)
     cpu = machine.processor
@@ -128,7 +128,7 @@ DISKS = {
 @pytest.mark.parametrize(
     ("number", "file_system", "partition", "disk", "rotates", "kind"), DISKS.values(), ids=[*DISKS]
 )
-def test_the_disk_of_a_folder(
+def test_disk_of_a_folder_is_found(
     number: str, file_system: str, partition: str, disk: str, rotates: str, kind: str,
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -141,11 +141,11 @@ def test_the_disk_of_a_folder(
             f"/sys/dev/block/{number}": f"->../../devices/x/{partition}",
             f"/sys/block/{disk}/queue/rotational": rotates,
         }
-    found = read_disk(Recorded(tmp_path, files=files, outputs={}), "/data sets/mnist")
-    assert (found.kind, found.name, found.file_system) == (kind, disk, file_system)
+    result = read_disk(Recorded(tmp_path, files=files, outputs={}), "/data sets/mnist")
+    assert (result.kind, result.name, result.file_system) == (kind, disk, file_system)
 
 
-def test_a_mount_point_beyond_ascii_is_the_one_it_is(tmp_path: Path) -> None:
+def test_mount_point_with_non_ascii_name_is_found(tmp_path: Path) -> None:
     text = (
         "1 0 8:99 / / rw - ext4 /dev/sdz rw\n"
         "2 1 0:7 / /mnt/gr\u00f6\u00dfe\\040zwei rw - tmpfs x rw\n"
@@ -159,7 +159,7 @@ NVLINK = (
 )
 
 
-def test_devices_as_the_driver_shows_them(tmp_path: Path) -> None:
+def test_devices_are_read_from_the_driver(tmp_path: Path) -> None:
     rows = gpu_row() + "\n" + gpu_row(index="1", uuid="GPU-1", used="[N/A]", utilization="[N/A]")
     source = nvidia(
         tmp_path,
@@ -177,7 +177,7 @@ def test_devices_as_the_driver_shows_them(tmp_path: Path) -> None:
     assert driver_cuda(source) == "12.8"
 
 
-def test_cards_are_on_the_bus_with_their_links(tmp_path: Path) -> None:
+def test_cards_are_read_from_the_bus_with_their_links(tmp_path: Path) -> None:
     source = nvidia(tmp_path)
     (card,) = read_cards(source)
     assert (card.maker, card.driver, card.numa_node) == (Maker.NVIDIA, "nvidia", 1)
@@ -187,7 +187,7 @@ def test_cards_are_on_the_bus_with_their_links(tmp_path: Path) -> None:
     assert drivers.loaded == {"nvidia", "nvidia_uvm"}
 
 
-def test_a_radeon_with_memory_of_its_own_is_a_card(tmp_path: Path) -> None:
+def test_radeon_with_its_own_memory_is_a_card(tmp_path: Path) -> None:
     files = pci("0000:03:00.0", "0x1002", "0x744c", "0x030000", "amdgpu")
     files["/sys/bus/pci/devices/0000:03:00.0/mem_info_vram_total"] = str(24 << 30)
     assert [one.maker for one in read_cards(Recorded(tmp_path, files=files, outputs={}))] == [
@@ -195,7 +195,7 @@ def test_a_radeon_with_memory_of_its_own_is_a_card(tmp_path: Path) -> None:
     ]
 
 
-def test_torch_is_not_started_where_nothing_could_be_found(tmp_path: Path) -> None:
+def test_torch_is_not_started_if_no_device_can_be_found(tmp_path: Path) -> None:
     source = Recorded(tmp_path, files={}, outputs={"torch": json.dumps(GOOD)}, packages=built())
     assert not read_inventory(source).torch.was_asked
     assert read_torch(source, ask=True).computes
@@ -205,9 +205,9 @@ def lines_of(machine: Inventory) -> str:
     return "\n".join(render(machine, find_cause(machine)))
 
 
-def test_what_is_printed_of_a_machine_that_can_compute(tmp_path: Path) -> None:
+def test_text_describes_a_working_machine(tmp_path: Path) -> None:
     text = lines_of(read_inventory(nvidia(tmp_path, files=TWO_SOCKETS)))
-    for said in (
+    for message in (
         "torch computes on 1 x NVIDIA A100-SXM4-40GB (cuda)",
         "cores:       4 in 2 sockets, 2 hyper-threads each",
         "4 modules in 4 channels",
@@ -217,10 +217,10 @@ def test_what_is_printed_of_a_machine_that_can_compute(tmp_path: Path) -> None:
         "driver:      NVIDIA 570.86.15, for CUDA up to 12.8",
         "torch:       2.13.0+cu128, for CUDA 12.8, kernels for sm_75",
     ):
-        assert said in text
+        assert message in text
 
 
-def test_a_link_below_its_best_is_said(tmp_path: Path) -> None:
+def test_link_below_its_maximum_is_reported(tmp_path: Path) -> None:
     outputs = {"nvidia-smi --query-gpu": gpu_row(generation="1", lanes="8")}
     text = lines_of(read_inventory(nvidia(tmp_path, outputs=outputs)))
     assert "PCIe 1 x8 (of 4 x16; an idle device saves power)" in text
@@ -229,7 +229,7 @@ def test_a_link_below_its_best_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("driver", "wheel"), [("12.2", "cu126"), ("12.8", "cu126"), ("13.1", "cu130"), ("", "cu126")]
 )
-def test_the_wheel_is_one_that_the_driver_runs(driver: str, wheel: str, tmp_path: Path) -> None:
+def test_suggested_wheel_runs_on_the_driver(driver: str, wheel: str, tmp_path: Path) -> None:
     source = nvidia(tmp_path, outputs={"nvidia-smi": f"CUDA Version: {driver} "})
     assert wheel in wheel_command(read_inventory(source))
 
@@ -240,14 +240,14 @@ def answer_of(
     capsys: pytest.CaptureFixture[str],
     *words: str,
 ) -> tuple[int, str]:
-    """The command on a recorded machine."""
+    """The answer of the command on a recorded machine."""
     monkeypatch.setattr("paceline.machine.source.MachineSource", lambda: source)
     assert command.env is not None
     code = run(["env", *words])
     return code, capsys.readouterr().out
 
 
-def test_the_exit_code_says_whether_one_can_be_used(
+def test_exit_code_says_whether_an_accelerator_is_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     empty = Recorded(tmp_path / "empty", files={}, outputs={})
@@ -267,7 +267,7 @@ def test_the_exit_code_says_whether_one_can_be_used(
     assert answer["machine"]["processor"]["cores"] is None
 
 
-def test_this_machine_is_read_and_its_commands_may_fail() -> None:
+def test_this_machine_is_read_and_failing_commands_are_handled() -> None:
     source = MachineSource()
     assert source.run("paceline-no-such-command") is None
     failing = source.run(sys.executable, "-c", "import sys; print('no'); sys.exit(3)")

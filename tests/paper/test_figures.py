@@ -1,6 +1,6 @@
-"""The paper's figures: what stands for theory is theory, and each figure keeps the contract.
+"""The figures of the paper: theory values equal the closed forms; each keeps the contract.
 
-Sizes are small here, so whether simulations agree is not asked; `make paper` asks it.
+Sizes are small here, so agreement of simulations is not tested; `make paper` tests it.
 """
 
 import math
@@ -54,7 +54,7 @@ def shop(images: Images) -> Workshop:
 
 
 @pytest.mark.parametrize("figure", FIGURES.values(), ids=lambda figure: f"figure {figure.number}")
-def test_a_figure_draws_and_claims(
+def test_figure_has_a_plot_and_claims(
     figure: Figure, shop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figure_09, "grey", lambda: grey(500))
@@ -78,14 +78,14 @@ def test_a_figure_draws_and_claims(
                 assert 0 <= y <= height
 
 
-def test_the_speed_ups_of_figure_5_are_the_closed_form() -> None:
+def test_speedups_of_figure_5_equal_the_closed_form() -> None:
     for delay, _, values in figure_05.THEORY.values():
         for num_workers, value in values.items():
-            found = speed_up(parse_delay(delay), num_workers)
-            assert found == pytest.approx(value, abs=0.006)
+            result = speed_up(parse_delay(delay), num_workers)
+            assert result == pytest.approx(value, abs=0.006)
 
 
-def test_the_runtimes_of_figure_6_are_the_closed_form() -> None:
+def test_runtimes_of_figure_6_equal_the_closed_form() -> None:
     workers, updates = figure_06.WORKERS, figure_06.UPDATES
     for name, values in figure_06.K_SYNC.items():
         delay = parse_delay(figure_06.DELAYS[name])
@@ -98,7 +98,7 @@ def test_the_runtimes_of_figure_6_are_the_closed_form() -> None:
         assert updates * one_s == pytest.approx(figure_06.AN_UPDATE_OF_K_BATCH_ASYNC)
 
 
-def test_the_times_of_figure_8_are_the_closed_form() -> None:
+def test_times_of_figure_8_equal_the_closed_form() -> None:
     delay = parse_delay(figure_08.SETTING.delay)
     for text, whole_s in figure_08.THEORY_S.items():
         name, _, k = text.partition(":")
@@ -108,14 +108,14 @@ def test_the_times_of_figure_8_are_the_closed_form() -> None:
         assert figure_08.UPDATES * one_s == pytest.approx(whole_s, abs=0.06)
 
 
-def test_the_staleness_of_the_table_is_theory() -> None:
+def test_staleness_of_the_table_equals_theory() -> None:
     for (num_workers, k), values in table_facts.STALENESS.items():
         for name, value in zip(("k-async", "k-batch-async"), values, strict=True):
             assert theory.staleness_versions(name, num_workers, k) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(("ours", "agrees"), [(101.9, True), (102.1, False), (97.91, False)])
-def test_a_number_agrees_within_its_tolerance(ours: float, agrees: bool) -> None:
+def test_number_agrees_within_its_tolerance(ours: float, agrees: bool) -> None:
     claim = number("time", 100.0, ours, error=0.5)
     assert claim.agrees is agrees
     assert claim.verdict == ("yes" if agrees else "**no**")
@@ -123,7 +123,7 @@ def test_a_number_agrees_within_its_tolerance(ours: float, agrees: bool) -> None
     assert claim.ours == f"{ours:.4g} ± 0.50"
 
 
-def test_a_reading_off_a_plot_may_lie_beside_its_range() -> None:
+def test_value_read_from_a_plot_may_lie_near_its_range() -> None:
     def read(paper: tuple[float, float], *values: float) -> Claim:
         return reading("end", paper, list(values), band=0.1, why="so", is_comparable=True)
 
@@ -133,15 +133,15 @@ def test_a_reading_off_a_plot_may_lie_beside_its_range() -> None:
     assert not read((-0.2, -0.2), -0.05).agrees
 
 
-def test_a_band_tells_the_curves_of_the_paper_apart() -> None:
+def test_bands_separate_the_curves_of_the_paper() -> None:
     floors = figure_11.FLOORS
     for name, floor in floors.items():
-        nearest = min(abs(floor - other) for one, other in floors.items() if one != name)
+        nearest = min(abs(floor - second) for first, second in floors.items() if first != name)
         assert figure_11.BANDS[name] <= nearest / 2 + 1e-9
     assert (figure_08.END[1] - figure_08.END[0]) / 2 >= figure_08.BAND
 
 
-def test_other_data_proves_nothing_and_is_not_counted() -> None:
+def test_claims_on_other_data_are_not_counted() -> None:
     other = sentence("floor", "low", "high", False, is_comparable=False)
     assert other.verdict == "other data"
     plot = reading("end", (-0.2, -0.2), [0.3], band=0.1, why="so", is_comparable=True)
@@ -159,7 +159,7 @@ def test_other_data_proves_nothing_and_is_not_counted() -> None:
     )
 
 
-def test_a_table_has_a_cell_a_column() -> None:
+def test_table_rows_have_one_cell_per_column() -> None:
     claim = Claim(
         what="a", source=Source.PAPER, theirs="1", ours="2", off="3", tolerance="4", agrees=True,
     )  # fmt: skip
@@ -169,22 +169,22 @@ def test_a_table_has_a_cell_a_column() -> None:
     assert {row.count("|") for row in rows} == {7}
 
 
-def test_the_objective_is_cross_entropy_and_penalty(images: Images) -> None:
+def test_objective_is_cross_entropy_plus_penalty(images: Images) -> None:
     model = Softmax(784, penalty=0.5)
     inputs, targets = images.train[0]
     outputs = model(inputs.unsqueeze(0))
     weight = model.linear.weight
     fit = torch.nn.functional.cross_entropy(model.linear(inputs.flatten()[None]), targets[None])
-    wanted = fit + 0.5 * weight.square().sum()
-    assert objective(outputs, targets[None]).item() == pytest.approx(wanted.item())
-    assert metrics(outputs, targets[None])["loss"] == pytest.approx((wanted.item(), 1.0))
+    expected = fit + 0.5 * weight.square().sum()
+    assert objective(outputs, targets[None]).item() == pytest.approx(expected.item())
+    assert metrics(outputs, targets[None])["loss"] == pytest.approx((expected.item(), 1.0))
     objective(outputs, targets[None]).backward()  # type: ignore[no-untyped-call]
     slope = torch.autograd.grad(fit, weight)[0] + weight  # of 0.5 ||W||^2
     assert weight.grad is not None
     assert torch.allclose(weight.grad, slope, atol=1e-6)
 
 
-def test_repeated_images_have_no_border(images: Images) -> None:
+def test_repeated_data_set_wraps_around(images: Images) -> None:
     twice = Repeated(images.train, 2)
     count = len(images.train)
     assert len(twice) == 2 * count
@@ -193,20 +193,20 @@ def test_repeated_images_have_no_border(images: Images) -> None:
     assert torch.equal(twice[count + 3][0], images.train[3][0])
 
 
-def test_a_run_is_measured_from_its_start_to_its_end(images: Images) -> None:
+def test_run_is_measured_from_start_to_end(images: Images) -> None:
     setting = Setting(
         num_workers=4, delay="exp:1s", mini_batch_size=2, eta=0.01, penalty=0.01, num_evaluations=5
     )
     run = train(setting, images, "k-sync:2", 30, seed=0)
     assert run is train(setting, images, "k-sync:2", 30, seed=0)
-    versions = [one.version for one in run.measured]
+    versions = [measurement.version for measurement in run.measured]
     assert (versions[0], versions[-1]) == (0, 30)
     assert 5 <= len(versions) <= 8
     assert run.measured[0].at_s == 0.0
     assert run.by_updates()[0].value == pytest.approx(math.log(math.log(10)), abs=0.1)
 
 
-def test_a_loss_between_two_evaluations_lies_between_them() -> None:
+def test_loss_between_evaluations_is_interpolated() -> None:
     run = Run(
         measured=(
             Measured(at_s=0.0, version=0, loss=math.e**2),

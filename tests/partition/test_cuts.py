@@ -1,4 +1,4 @@
-"""The cut that is chosen, of several numbers of micro-batches."""
+"""The cut chosen from several numbers of micro-batches."""
 
 from dataclasses import replace
 
@@ -19,45 +19,45 @@ def layers(seconds: float) -> WorkGraph:
     return chain("abcd", seconds=[seconds] * 4, num_bytes=0, parameter_bytes=8)
 
 
-def of(graphs: dict[int, WorkGraph]) -> list[MicroBatches]:
-    """Numbers of micro-batches that are all of one size."""
+def micro_batches_of(graphs: dict[int, WorkGraph]) -> list[MicroBatches]:
+    """Numbers of equal micro-batches."""
     return [MicroBatches(num, graph) for num, graph in graphs.items()]
 
 
-def test_the_number_with_the_shortest_step_is_taken() -> None:
-    found = fastest_cut(of({2: layers(1.0), 4: layers(0.5)}), PIPELINE, CORES)
-    assert found.micro_batches == 4
-    slow = fastest_cut(of({2: layers(1.0), 4: layers(0.9)}), PIPELINE, CORES)
+def test_number_of_micro_batches_with_the_shortest_step_is_chosen() -> None:
+    result = fastest_cut(micro_batches_of({2: layers(1.0), 4: layers(0.5)}), PIPELINE, CORES)
+    assert result.micro_batches == 4
+    slow = fastest_cut(micro_batches_of({2: layers(1.0), 4: layers(0.9)}), PIPELINE, CORES)
     assert slow.micro_batches == 2
     assert slow.seconds == pytest.approx(slow.placement.step_s)
 
 
-def test_every_worker_has_something_to_train() -> None:
-    """Three operations that take all the time, and have no parameters, behind two layers."""
+def test_every_worker_gets_parameters() -> None:
+    """Two layers followed by three operations that take all the time but have no parameters."""
     graph = chain("abcde", seconds=[0.1, 0.1, 1.0, 1.0, 1.0], num_bytes=0, parameter_bytes=8)
-    bare = [replace(one, parameter_bytes=0, num_layers=0) for one in graph.nodes[2:]]
+    bare = [replace(node, parameter_bytes=0, num_layers=0) for node in graph.nodes[2:]]
     graph = replace(graph, nodes=(*graph.nodes[:2], *bare))
     setting = replace(PIPELINE, micro_batches=2)
-    assert any(not one.parameter_bytes for one in best_cut(graph, setting, CORES).placement.parts)
-    cut = fastest_cut(of({2: graph}), PIPELINE, CORES).placement
-    assert all(one.parameter_bytes for one in cut.parts)
+    assert any(not part.parameter_bytes for part in best_cut(graph, setting, CORES).placement.parts)
+    cut = fastest_cut(micro_batches_of({2: graph}), PIPELINE, CORES).placement
+    assert all(part.parameter_bytes for part in cut.parts)
 
 
-def test_where_that_does_not_fit_the_memory_somebody_has_nothing() -> None:
-    """Two layers that each fill a worker, and two operations without parameters behind them."""
+def test_worker_may_get_no_parameters_if_memory_requires_it() -> None:
+    """Two layers that each fill a worker, followed by two operations without parameters."""
     graph = chain("abcd", seconds=[1.0, 1.0, 0.1, 0.1], num_bytes=0, parameter_bytes=8)
-    bare = [replace(one, parameter_bytes=0, num_layers=0) for one in graph.nodes[2:]]
+    bare = [replace(node, parameter_bytes=0, num_layers=0) for node in graph.nodes[2:]]
     graph = replace(graph, nodes=(*graph.nodes[:2], *bare))
     roomy = Pipeline(workers=workers(3), micro_batches=2)
-    held = fastest_cut(of({2: graph}), roomy, CORES).placement.memory_bytes
+    held = fastest_cut(micro_batches_of({2: graph}), roomy, CORES).placement.memory_bytes
     alone = place(graph, roomy, [0, 1, 2, 2]).memory_bytes
     assert alone < held
     tight = Pipeline(workers=workers(3, memory_bytes=alone), micro_batches=2)
-    found = fastest_cut(of({2: graph}), tight, CORES).placement
-    assert found.memory_bytes <= alone
+    result = fastest_cut(micro_batches_of({2: graph}), tight, CORES).placement
+    assert result.memory_bytes <= alone
 
 
-def test_what_the_first_micro_batch_takes_longer_counts_once_an_update() -> None:
+def test_extra_time_of_the_first_micro_batch_counts_once() -> None:
     nodes = tuple(
         WorkNode(name=name, forward_s=1.0, first_s=first_s)
         for name, first_s in zip("abcd", (0.0, 0.0, 8.0, 8.0), strict=True)
@@ -66,14 +66,14 @@ def test_what_the_first_micro_batch_takes_longer_counts_once_an_update() -> None
     graph = WorkGraph(nodes=nodes, edges=edges)
     assert graph.work_s == 4.0
     assert graph.alone_s == 20.0
-    for micro_batches, wanted in ((1, (1.0, 1.0, 9.0, 9.0)), (8, (1.0, 1.0, 2.0, 2.0))):
+    for micro_batches, expected in ((1, (1.0, 1.0, 9.0, 9.0)), (8, (1.0, 1.0, 2.0, 2.0))):
         pipeline = Pipeline(workers=workers(4), micro_batches=micro_batches)
-        assert place(graph, pipeline, [0, 1, 2, 3]).loads_s == pytest.approx(wanted)
+        assert place(graph, pipeline, [0, 1, 2, 3]).loads_s == pytest.approx(expected)
     few = Pipeline(workers=workers(2), micro_batches=2)
-    assert [len(one.nodes) for one in find_placement(graph, few).placement.parts] == [3, 1]
+    assert [len(part.nodes) for part in find_placement(graph, few).placement.parts] == [3, 1]
 
 
-def test_a_worker_of_several_parts_is_busy_with_all_of_them() -> None:
+def test_worker_with_several_parts_is_busy_with_all_of_them() -> None:
     graph = chain("abcd", seconds=[1.0, 2.0, 3.0, 2.0], num_bytes=0)
     pipeline = Pipeline(workers=workers(4), micro_batches=4, schedule="interleaved", parts_each=2)
     cut = place(graph, pipeline, [0, 1, 2, 3])
@@ -83,7 +83,7 @@ def test_a_worker_of_several_parts_is_busy_with_all_of_them() -> None:
     assert pipeline_step(cut, pipeline, 2.0).num_ranks == 2
 
 
-def test_smaller_first_and_last_micro_batches_fill_and_empty_the_pipeline_sooner() -> None:
+def test_smaller_end_micro_batches_shorten_fill_and_drain() -> None:
     """Two equal parts, four micro-batches, 4 s of each part for one: the other waits for the first
     forward pass and the last one back, which are as long as these are large."""
 
@@ -92,24 +92,24 @@ def test_smaller_first_and_last_micro_batches_fill_and_empty_the_pipeline_sooner
 
     even = fastest_cut([MicroBatches(4, graph_at(1.0))], ONE_BACK, CORES)
     assert (even.ends, even.seconds) == (ALIKE, pytest.approx(20.0))
-    found = fastest_cut([MicroBatches(4, graph_at(1.0), graph_at)], ONE_BACK, CORES)
-    assert max(found.ends) < 1.0
-    (first, more), (large, last) = micro_batch_shares(2, 2, found.ends)
+    result = fastest_cut([MicroBatches(4, graph_at(1.0), graph_at)], ONE_BACK, CORES)
+    assert max(result.ends) < 1.0
+    (first, more), (large, last) = micro_batch_shares(2, 2, result.ends)
     assert 2 * (first + last) < 2
-    assert found.seconds == pytest.approx(16.0 + 2 * (first * 4.0 / 3 + last * 8.0 / 3))
+    assert result.seconds == pytest.approx(16.0 + 2 * (first * 4.0 / 3 + last * 8.0 / 3))
     assert more + first == large + last == 1.0
 
 
-def test_ends_stay_where_a_small_micro_batch_takes_as_long() -> None:
+def test_end_micro_batches_stay_equal_if_small_ones_take_as_long() -> None:
     def graph_at(size: float) -> WorkGraph:
         return layers(1.9 + 0.1 * size)
 
-    found = fastest_cut([MicroBatches(4, graph_at(1.0), graph_at)], ONE_BACK, CORES)
-    assert found.ends == ALIKE
+    result = fastest_cut([MicroBatches(4, graph_at(1.0), graph_at)], ONE_BACK, CORES)
+    assert result.ends == ALIKE
 
 
-def test_by_gpipe_all_are_of_one_size() -> None:
-    """Its forward passes come first, where the second part would wait for the larger ones."""
+def test_gpipe_uses_equal_micro_batches() -> None:
+    """Its forward passes come first, so the second part would wait for the larger ones."""
 
     def graph_at(size: float) -> WorkGraph:
         return layers(2.0 * size)
@@ -117,10 +117,10 @@ def test_by_gpipe_all_are_of_one_size() -> None:
     assert fastest_cut([MicroBatches(4, graph_at(1.0), graph_at)], PIPELINE, CORES).ends == ALIKE
 
 
-def test_larger_micro_batches_in_the_middle_must_fit_the_memory() -> None:
+def test_larger_middle_micro_batches_must_fit_the_memory() -> None:
     def graph_at(size: float) -> WorkGraph:
         graph = layers(2.0 * size)
-        nodes = tuple(replace(one, activation_bytes=1000) for one in graph.nodes)
+        nodes = tuple(replace(node, activation_bytes=1000) for node in graph.nodes)
         return replace(graph, nodes=nodes)
 
     held = {

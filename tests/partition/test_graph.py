@@ -1,4 +1,4 @@
-"""Graphs of work, and the cuts of them that are given."""
+"""Work graphs and given cuts of them."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from paceline.partition.placement import even_cut, even_parts, place
 NODES = tuple(WorkNode(name=name, forward_s=1.0, parameter_bytes=10) for name in "abc")
 
 
-def test_an_edge_leads_to_larger_numbers() -> None:
+def test_edges_must_lead_to_later_nodes() -> None:
     for edge in (
         WorkEdge(name="e", source=1, targets=(0,), num_bytes=1),
         WorkEdge(name="e", source=2, targets=(4,), num_bytes=1),
@@ -22,7 +22,7 @@ def test_an_edge_leads_to_larger_numbers() -> None:
         WorkGraph(nodes=())
 
 
-def test_what_is_live_at_a_border_is_made_within_and_read_without() -> None:
+def test_edges_crossing_a_border_are_live() -> None:
     edges = (
         WorkEdge(name="x", source=INPUT, targets=(0, 2), num_bytes=1),
         WorkEdge(name="a", source=0, targets=(1,), num_bytes=2),
@@ -33,35 +33,35 @@ def test_what_is_live_at_a_border_is_made_within_and_read_without() -> None:
     assert live == [[], ["x", "a"], ["x", "b"], []]
 
 
-def test_costs_of_another_batch_lie_on_the_line_through_two() -> None:
+def test_costs_are_interpolated_linearly_in_the_batch_size() -> None:
     small = chain("ab", seconds=[1.0, 2.0], num_bytes=10)
     large = chain("ab", seconds=[5.0, 2.0], num_bytes=50)
-    found = small.at(3, 1, large, 5)
-    assert [node.work_s for node in found.nodes] == pytest.approx([3.0, 2.0])
-    assert [edge.num_bytes for edge in found.edges] == [30, 30, 30]
+    result = small.at(3, 1, large, 5)
+    assert [node.work_s for node in result.nodes] == pytest.approx([3.0, 2.0])
+    assert [edge.num_bytes for edge in result.edges] == [30, 30, 30]
     assert small.at(0.5, 1, large, 5).nodes[0].work_s == pytest.approx(0.5)
 
 
-def test_the_even_cut_counts_layers_with_parameters() -> None:
+def test_even_cut_counts_layers_with_parameters() -> None:
     nodes = tuple(WorkNode(name=f"n{i}", num_layers=int(i % 2 == 0)) for i in range(8))
     assert even_parts(WorkGraph(nodes=nodes), 2) == (0, 0, 0, 0, 1, 1, 1, 1)
     assert even_parts(WorkGraph(nodes=nodes), 6) == (0, 0, 1, 1, 2, 3, 4, 5)
 
 
-def test_a_parameter_that_is_cut_apart_is_held_twice_and_added_up_each_update() -> None:
+def test_tied_parameter_across_parts_is_held_twice_and_summed() -> None:
     tie = TiedParameter(name="w", num_bytes=100, nodes=(0, 2))
     graph = WorkGraph(nodes=NODES, ties=(tie,))
     pipeline = Pipeline(
         workers=workers(3), link=LinkCost(latency_s=0.0, s_per_byte=0.01), micro_batches=4
     )
-    found = place(graph, pipeline, (0, 1, 2))
-    assert [one.parameter_bytes for one in found.parts] == [110, 10, 110]
-    assert [one.cut_ties for one in found.parts] == [("w",), (), ("w",)]
-    assert found.loads_s == pytest.approx((1.5, 1.0, 1.5))  # 2 x 100 x 0.01 s over 4 micro-batches
+    result = place(graph, pipeline, (0, 1, 2))
+    assert [part.parameter_bytes for part in result.parts] == [110, 10, 110]
+    assert [part.cut_ties for part in result.parts] == [("w",), (), ("w",)]
+    assert result.loads_s == pytest.approx((1.5, 1.0, 1.5))  # 2 x 100 x 0.01 s over 4 micro-batches
     assert graph.parameter_bytes == 130
 
 
-def test_a_part_holds_its_parameters_with_their_state_and_its_live_micro_batches() -> None:
+def test_part_memory_is_parameters_state_and_live_micro_batches() -> None:
     nodes = tuple(
         WorkNode(name=name, parameter_bytes=10, activation_bytes=100, buffer_bytes=1)
         for name in "ab"
@@ -70,12 +70,12 @@ def test_a_part_holds_its_parameters_with_their_state_and_its_live_micro_batches
     graph = WorkGraph(nodes=nodes, edges=(edge,))
     for schedule, live in (("gpipe", (8, 8)), ("1f1b", (2, 1))):
         pipeline = Pipeline(workers=workers(2), micro_batches=8, schedule=schedule, state_copies=2)
-        found = even_cut(graph, pipeline)
-        wanted = [40 + 1 + live[0] * 100, 40 + 1 + live[1] * 100 + 8 * 7]
-        assert [one.memory_bytes for one in found.parts] == wanted
+        actual = even_cut(graph, pipeline)
+        expected = [40 + 1 + live[0] * 100, 40 + 1 + live[1] * 100 + 8 * 7]
+        assert [part.memory_bytes for part in actual.parts] == expected
 
 
-def test_a_cut_that_is_none_is_refused() -> None:
+def test_invalid_cut_is_refused() -> None:
     edge = WorkEdge(name="e", source=0, targets=(1,), num_bytes=7)
     graph = WorkGraph(nodes=NODES, edges=(edge,))
     pipeline = Pipeline(workers=workers(2))

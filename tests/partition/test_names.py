@@ -1,4 +1,4 @@
-"""What ``--split`` says, for how many workers."""
+"""Names of ``--split`` and their numbers of workers."""
 
 import pytest
 
@@ -27,7 +27,9 @@ from paceline.partition.names import SplitName, read_split
         ("network", 1, None),
     ],
 )
-def test_a_name_says_parts_and_copies(text: str, workers: int, found: SplitName | None) -> None:
+def test_split_name_gives_parts_and_copies(
+    text: str, workers: int, found: SplitName | None
+) -> None:
     assert read_split(text, workers) == found
 
 
@@ -50,19 +52,19 @@ def test_a_name_says_parts_and_copies(text: str, workers: int, found: SplitName 
         ("shard:1f1b", "write shard:1"),
     ],
 )
-def test_what_cannot_be_split_so_is_refused_with_what_can(text: str, words: str) -> None:
+def test_invalid_split_is_refused_with_alternatives(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read_split(text, 2)
     assert words in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["network:2", "network:2:1f1b", "2x1:gpipe", "layer:2", "shard:1"])
-def test_a_name_is_read_as_it_is_shown(text: str) -> None:
-    found = read_split(text, 2)
-    assert read_split(str(found), 2) == found
+def test_split_name_survives_a_round_trip(text: str) -> None:
+    result = read_split(text, 2)
+    assert read_split(str(result), 2) == result
 
 
-def test_copies_and_twins_are_all_workers_once() -> None:
+def test_copies_and_twins_partition_the_workers() -> None:
     name = SplitName(2, 3)
     assert [name.copy_of(one) for one in (0, 3, 5)] == [(0, 1), (2, 3), (4, 5)]
     assert [name.twins_of(one) for one in (0, 3)] == [(0, 2, 4), (1, 3, 5)]

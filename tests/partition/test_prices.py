@@ -1,4 +1,4 @@
-"""Prices of all ways to split, and the advice."""
+"""Prices of all splits, and the advice."""
 
 import pytest
 
@@ -13,7 +13,7 @@ PARAMETERS = LAYERS * 1000
 
 
 def model_at(batch: float) -> WorkGraph:
-    """Eight equal layers, 3 s a sample in each."""
+    """Eight equal layers, 3 s per sample in each."""
     return chain(
         [f"l{i}" for i in range(LAYERS)], seconds=[3.0 * batch] * LAYERS,
         num_bytes=round(4 * batch), parameter_bytes=1000,
@@ -37,48 +37,48 @@ def together(**changes: object) -> Exchanges:
 
 
 def by_name(asked: SplitCosts) -> dict[str, SplitPrice]:
-    return {one.name: one for one in price_splits(asked).prices}
+    return {price.name: price for price in price_splits(asked).prices}
 
 
-def test_all_ways_are_in_the_table() -> None:
-    assert [one.name for one in price_splits(costs(4)).prices] == [
+def test_table_lists_all_splits() -> None:
+    assert [price.name for price in price_splits(costs(4)).prices] == [
         "none", "data", "network", "layer", "shard-1", "shard-2", "shard-3", "2x2",
     ]  # fmt: skip
-    assert [one.name for one in price_splits(costs(1)).prices] == ["none"]
+    assert [price.name for price in price_splits(costs(1)).prices] == ["none"]
 
 
-def test_where_nothing_costs_anything_to_send_all_work_is_shared() -> None:
-    found = by_name(costs(4))
+def test_free_communication_divides_all_work() -> None:
+    prices = by_name(costs(4))
     alone_s = 3.0 * 16 * LAYERS
-    assert found["none"].step_s == pytest.approx(alone_s)
-    assert found["data"].step_s == pytest.approx(alone_s / 4)
-    assert found["network"].step_s == pytest.approx(alone_s / 4 * (4 + 3) / 4)  # M + P - 1 of M
-    assert found["2x2"].step_s == pytest.approx(alone_s / 4 * (4 + 1) / 4)
+    assert prices["none"].step_s == pytest.approx(alone_s)
+    assert prices["data"].step_s == pytest.approx(alone_s / 4)
+    assert prices["network"].step_s == pytest.approx(alone_s / 4 * (4 + 3) / 4)  # M + P - 1 of M
+    assert prices["2x2"].step_s == pytest.approx(alone_s / 4 * (4 + 1) / 4)
 
 
-def test_bytes_and_memory_are_those_of_the_formulas() -> None:
-    found = by_name(costs(4))
-    assert found["data"].sent_bytes == round(2 * 3 / 4 * PARAMETERS)
-    assert found["shard-1"].sent_bytes == found["data"].sent_bytes
-    assert found["shard-3"].sent_bytes == round(3 * 3 / 4 * PARAMETERS)
-    assert found["none"].memory_bytes == 4 * PARAMETERS
+def test_bytes_and_memory_follow_the_formulas() -> None:
+    prices = by_name(costs(4))
+    assert prices["data"].sent_bytes == round(2 * 3 / 4 * PARAMETERS)
+    assert prices["shard-1"].sent_bytes == prices["data"].sent_bytes
+    assert prices["shard-3"].sent_bytes == round(3 * 3 / 4 * PARAMETERS)
+    assert prices["none"].memory_bytes == 4 * PARAMETERS
     # Parameters, gradients, those between epochs, momentum; of several gradients twice, and of its
     # share parameters and momentum are kept besides.
-    assert found["data"].memory_bytes == 4 * PARAMETERS + 3 * PARAMETERS // 4
+    assert prices["data"].memory_bytes == 4 * PARAMETERS + 3 * PARAMETERS // 4
     pieces = 3 * PARAMETERS // 4  # parameter, gradient, momentum
-    assert found["shard-1"].memory_bytes == 2 * PARAMETERS + pieces
-    assert found["shard-2"].memory_bytes == PARAMETERS + pieces
-    assert found["shard-3"].memory_bytes == pieces
+    assert prices["shard-1"].memory_bytes == 2 * PARAMETERS + pieces
+    assert prices["shard-2"].memory_bytes == PARAMETERS + pieces
+    assert prices["shard-3"].memory_bytes == pieces
     with_layers = by_name(costs(4, largest_bytes=500))
     assert with_layers["shard-3"].memory_bytes == pieces + 500 * 4.25
-    assert with_layers["data"].memory_bytes == found["data"].memory_bytes + 500
-    assert found["network"].memory_bytes >= 3 * PARAMETERS // 4
+    assert with_layers["data"].memory_bytes == prices["data"].memory_bytes + 500
+    assert prices["network"].memory_bytes >= 3 * PARAMETERS // 4
     a_border = 4 * 4  # a micro-batch of 4 samples, 4 bytes each; forward, and back
-    assert found["network"].sent_bytes == 4 * 2 * a_border
+    assert prices["network"].sent_bytes == 4 * 2 * a_border
 
 
-def test_a_run_of_parts_is_priced_with_the_micro_batches_that_it_takes() -> None:
-    """More of them fill the pipeline better, until their messages take longer than that saves."""
+def test_pipeline_is_priced_with_its_best_micro_batches() -> None:
+    """More micro-batches fill the pipeline better, until messages cost more than that saves."""
     ways = {"micro_batches_each": (1, 2, 4)}
     alone_s = 3.0 * 16 * LAYERS
     alike = by_name(costs(2, has_fixed_rows=True, **ways))["network"]
@@ -92,52 +92,54 @@ def test_a_run_of_parts_is_priced_with_the_micro_batches_that_it_takes() -> None
     assert by_name(costs(4, batch_size=3, **ways))["network"].why.endswith("fewer than 4 workers")
 
 
-def test_what_memory_limits_takes_as_long_for_all_as_for_one_on_all_cores() -> None:
-    """Two that each step half of the parameters are no faster than one that steps them all."""
+def test_memory_bound_work_is_no_faster_with_more_workers() -> None:
+    """Two workers that each step half of the parameters are no faster than one that steps all."""
     pipeline = Pipeline(workers=workers(2), micro_batches=4, update_s_per_byte=0.25)
     no_work = {"cores": 2, "alone_s": 0.0, "graph_at": lambda _: model_at(1e-9)}
-    found = by_name(costs(2, pipeline=pipeline, **no_work))
-    alone, both = found["none"], found["data"]
+    prices = by_name(costs(2, pipeline=pipeline, **no_work))
+    alone, both = prices["none"], prices["data"]
     assert alone.step_s == pytest.approx(both.step_s)
     moved = by_name(costs(2, cores=2, graph_at=lambda _: model_at(1e-9), moved_s_per_byte=1.0))
     copied = 2 + 2 / 2 + 4 / 2  # to all, two whose mean stays in a cache, both kept
     assert moved["data"].step_s == pytest.approx(2 * copied * PARAMETERS)
 
 
-def test_who_has_most_bytes_is_done_when_all_are_moved_and_no_sooner_than_one_alone() -> None:
+def test_memory_time_is_shared_and_at_least_that_of_one_worker() -> None:
     shared = costs(2, cores=2.0, lone_factor=1.25)
     assert shared.by_memory([3.0, 3.0]) == 6.0
     assert shared.by_memory([3.0, 1.0]) == 4.0
     assert shared.by_memory([3.0, 0.1]) == pytest.approx(1.25 * 3.0)
-    assert costs(2).by_memory([3.0, 1.0]) == 3.0  # each on a machine of its own
+    assert costs(2).by_memory([3.0, 1.0]) == 3.0  # on a machine each
 
 
-def test_workers_that_share_cores_are_done_when_the_longest_is_or_all_work_is() -> None:
+def test_shared_core_time_is_the_longest_worker_or_total_work() -> None:
     shared = costs(3, cores=2.0)
     assert shared.by_cores([2.0, 2.0, 2.0]) == 3.0
     assert shared.by_cores([4.0, 1.0, 1.0]) == 4.0
     assert costs(3).by_cores([2.0, 2.0, 1.0]) == 2.0
 
 
-def test_shards_put_each_unit_together_by_itself() -> None:
-    """Parameters forward and, of shard-3, backward, gradients once; and five meetings."""
+def test_shards_exchange_each_unit_separately() -> None:
+    """Parameters forward and, with shard-3, backward, gradients once; and five meetings."""
     taken = together(gather_s=lambda size: size, reduce_s=lambda size: 10 * size, meeting_s=0.5)
     units = {"exchanges": taken, "unit_bytes": (100, 300), "graph_at": lambda _: model_at(1e-9)}
-    found = by_name(costs(2, **units))
-    assert found["shard-1"].step_s == pytest.approx(11 * 400 + 2.5)
-    assert found["shard-2"].step_s == found["shard-1"].step_s
-    assert found["shard-3"].step_s == pytest.approx(12 * 400 + 2.5)
+    prices = by_name(costs(2, **units))
+    assert prices["shard-1"].step_s == pytest.approx(11 * 400 + 2.5)
+    assert prices["shard-2"].step_s == prices["shard-1"].step_s
+    assert prices["shard-3"].step_s == pytest.approx(12 * 400 + 2.5)
     with_norms = by_name(costs(2, buffer_kinds=2, **units))
     assert with_norms["shard-1"].step_s == pytest.approx(11 * 400 + 3.5)
 
 
-def test_what_is_done_together_takes_longer_behind_computing() -> None:
-    """The model's passes do, the first reduce, each unit's by shard-2, its parameters by shard-3,
-    and each sum over channels."""
+def test_collective_operations_after_computing_cost_a_turn() -> None:
+    """A turn is paid by the passes of the model, the first reduce, each unit with shard-2, its
+    parameters with shard-3, and each sum over channels."""
     pairs = (ChannelPair(nodes=(0, 1, 2), in_bytes=64, out_bytes=32),)
     few = {"unit_bytes": (100, 300), "pairs": pairs, "graph_at": lambda _: model_at(1e-9)}
-    one, other = (by_name(costs(2, exchanges=together(turn_s=s), **few)) for s in (0.0, 1.0))
-    turns = {name: other[name].step_s - one[name].step_s for name in one if other[name].step_s}
+    first, second = (by_name(costs(2, exchanges=together(turn_s=s), **few)) for s in (0.0, 1.0))
+    turns = {
+        name: second[name].step_s - first[name].step_s for name in first if second[name].step_s
+    }
     passes = 2
     assert turns == pytest.approx({
         "none": 0, "data": 0, "network": passes, "layer": passes + 2,
@@ -145,29 +147,29 @@ def test_what_is_done_together_takes_longer_behind_computing() -> None:
     })  # fmt: skip
 
 
-def test_memory_that_is_given_anew_takes_time_where_nothing_is_kept() -> None:
-    found = by_name(costs(2, fresh_s_per_byte=1.0, graph_at=lambda _: model_at(1e-9)))
-    assert found["data"].step_s == pytest.approx(0.0, abs=1e-6)  # its processes keep it
-    assert found["shard-1"].step_s == pytest.approx(PARAMETERS)  # all gradients
-    assert found["shard-3"].step_s == pytest.approx(3 * PARAMETERS)  # and parameters, twice
+def test_newly_allocated_memory_costs_time_unless_kept() -> None:
+    prices = by_name(costs(2, fresh_s_per_byte=1.0, graph_at=lambda _: model_at(1e-9)))
+    assert prices["data"].step_s == pytest.approx(0.0, abs=1e-6)  # its processes keep the memory
+    assert prices["shard-1"].step_s == pytest.approx(PARAMETERS)  # all gradients
+    assert prices["shard-3"].step_s == pytest.approx(3 * PARAMETERS)  # and parameters, twice
 
 
-def test_a_pair_of_layers_shares_its_work_and_sums_twice() -> None:
+def test_layer_pair_divides_its_work_and_sums_twice() -> None:
     link = LinkCost(latency_s=0.0, s_per_byte=0.001)
     pairs = (ChannelPair(nodes=(0, 1, 2), in_bytes=64, out_bytes=32),)
     taken = together(sum_s=lambda size, num: size * 0.001, gather_s=lambda size: size * 0.1)
-    found = by_name(costs(2, pairs=pairs, link=link, exchanges=taken))["layer"]
+    result = by_name(costs(2, pairs=pairs, link=link, exchanges=taken))["layer"]
     layer_s = 3.0 * 16
-    ends = 2 * 4 * 16  # inputs, and outputs' gradients, of which each has half
-    assert found.step_s == pytest.approx(5 * layer_s + 3 * layer_s / 2 + 96 * 0.001 + ends * 0.1)
-    assert found.sent_bytes == 96 + ends / 2
+    ends = 2 * 4 * 16  # inputs and gradients of outputs, half in each
+    assert result.step_s == pytest.approx(5 * layer_s + 3 * layer_s / 2 + 96 * 0.001 + ends * 0.1)
+    assert result.sent_bytes == 96 + ends / 2
     assert by_name(costs(2))["layer"].step_s is None
     moved = by_name(costs(2, pairs=pairs, exchanges=taken, moved_s_per_byte=1.0))["layer"]
-    held = 5000 + 3000 / 2  # whose gradients are moved and looked at; a bias is added to 32 bytes
-    assert moved.step_s - found.step_s == pytest.approx(3 * held + 2 * 32 + 2 * ends)
+    held = 5000 + 3000 / 2  # gradients are moved and checked; a bias is added to 32 bytes
+    assert moved.step_s - result.step_s == pytest.approx(3 * held + 2 * 32 + 2 * ends)
 
 
-def test_a_small_model_is_answered_do_not_split() -> None:
+def test_small_model_is_advised_not_to_split() -> None:
     link = LinkCost(latency_s=1e5, s_per_byte=10.0)
     taken = together(**dict.fromkeys(("gather_s", "reduce_s"), lambda size: 1e5 + 10.0 * size))
     small = {"cores": 2, "alone_s": 3.0 * 8 * LAYERS, "moved_s_per_byte": 1, "unit_bytes": (8000,)}
@@ -176,18 +178,18 @@ def test_a_small_model_is_answered_do_not_split() -> None:
     assert table.reason.startswith("do not split: ")
 
 
-def test_processes_that_share_cores_do_not_gain() -> None:
-    """Four of one thread on two cores, where one alone has both of them."""
+def test_processes_sharing_cores_gain_nothing() -> None:
+    """Four single-threaded processes on two cores; one process alone uses both."""
     table = price_splits(costs(4, cores=2, alone_s=3.0 * 16 * LAYERS / 2))
     assert table.advised.name == "none"
     assert "4 processes share 2 cores" in table.reason
-    found = by_name(costs(4, cores=2))
-    assert found["data"].step_s == pytest.approx(3.0 * 16 * LAYERS / 2)
+    prices = by_name(costs(4, cores=2))
+    assert prices["data"].step_s == pytest.approx(3.0 * 16 * LAYERS / 2)
 
 
-def test_what_does_not_fit_is_not_advised() -> None:
+def test_split_that_does_not_fit_is_not_advised() -> None:
     table = price_splits(costs(4, workers=workers(4, memory_bytes=3 * PARAMETERS - 1)))
-    fits = {one.name: one.fits for one in table.prices}
+    fits = {price.name: price.fits for price in table.prices}
     assert not fits["none"]
     assert not fits["data"]
     assert fits["shard-3"]
@@ -196,22 +198,22 @@ def test_what_does_not_fit_is_not_advised() -> None:
     nothing = price_splits(costs(2, workers=workers(2, memory_bytes=10)))
     assert nothing.reason.startswith("nothing fits the memory")
     assert nothing.advised.memory_bytes == min(
-        one.memory_bytes for one in nothing.prices if one.step_s is not None
+        price.memory_bytes for price in nothing.prices if price.step_s is not None
     )
 
 
-def test_a_slow_worker_slows_equal_shares_and_gets_fewer_layers() -> None:
-    found = by_name(costs(2, workers=workers(2, speeds=(1.0, 1.0 / 3.0))))
-    assert found["data"].step_s == pytest.approx(3.0 * 8 * LAYERS * 3)
-    assert found["data"].balance == pytest.approx(2.0 / 3.0)
-    placement = found["network"].placement
+def test_slow_worker_slows_equal_shares_and_gets_fewer_layers() -> None:
+    prices = by_name(costs(2, workers=workers(2, speeds=(1.0, 1.0 / 3.0))))
+    assert prices["data"].step_s == pytest.approx(3.0 * 8 * LAYERS * 3)
+    assert prices["data"].balance == pytest.approx(2.0 / 3.0)
+    placement = prices["network"].placement
     assert placement is not None
-    assert sorted(len(one.nodes) for one in placement.parts) == [2, 6]
-    assert found["network"].balance == pytest.approx(1.0)
+    assert sorted(len(part.nodes) for part in placement.parts) == [2, 6]
+    assert prices["network"].balance == pytest.approx(1.0)
 
 
-def test_too_few_samples_are_said() -> None:
-    found = by_name(costs(4, batch_size=3, alone_s=9.0))
-    assert found["data"].step_s is None
-    assert found["data"].why == "3 samples are fewer than 4 workers"
-    assert found["network"].why == "3 samples cannot be 4 equal micro-batches; 3 are possible"
+def test_too_few_samples_are_reported() -> None:
+    prices = by_name(costs(4, batch_size=3, alone_s=9.0))
+    assert prices["data"].step_s is None
+    assert prices["data"].why == "3 samples are fewer than 4 workers"
+    assert prices["network"].why == "3 samples cannot be 4 equal micro-batches; 3 are possible"

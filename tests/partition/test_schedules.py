@@ -1,4 +1,4 @@
-"""Pipeline schedules: complete, free of waiting for themselves, as long as their formulas."""
+"""Pipeline schedules are complete, free of deadlocks, and take the time of their formulas."""
 
 import pytest
 
@@ -23,7 +23,7 @@ SIZES = [(1, 1), (2, 3), (2, 8), (3, 2), (4, 4), (4, 16), (8, 8)]
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize(("ranks", "micro_batches"), SIZES)
-def test_every_stage_computes_every_micro_batch_once_each_way(
+def test_every_stage_runs_each_micro_batch_forward_and_backward_once(
     name: str, ranks: int, micro_batches: int
 ) -> None:
     stages_per_rank = 2 if name == "interleaved" else 1
@@ -33,51 +33,47 @@ def test_every_stage_computes_every_micro_batch_once_each_way(
         return
     actions = list(SCHEDULES[name](ranks, micro_batches, stages_per_rank))
     stages = ranks * stages_per_rank
-    wanted = {
+    expected = {
         (kind, stage, number)
         for kind in (FORWARD, BACKWARD)
         for stage in range(stages)
         for number in range(micro_batches)
     }
-    assert len(actions) == len(wanted)
-    assert {one[1:] for one in actions} == wanted
-    assert all(one.stage % ranks == one.rank for one in actions)
-    run_schedule(actions, [StageTimes(1.0, 1.0)] * stages)  # does not wait for itself
+    assert len(actions) == len(expected)
+    assert {action[1:] for action in actions} == expected
+    assert all(action.stage % ranks == action.rank for action in actions)
+    run_schedule(actions, [StageTimes(1.0, 1.0)] * stages)  # no deadlock
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("ranks", "micro_batches"), SIZES)
-def test_equal_stages_take_as_long_as_the_formula(
+def test_equal_stages_take_the_time_of_the_formula(
     name: str, ranks: int, micro_batches: int
 ) -> None:
     """(M + P - 1) (f + b), and a bubble of (P - 1) / (M + P - 1)."""
-    found = run_schedule(SCHEDULES[name](ranks, micro_batches, 1), [StageTimes(1.0, 2.0)] * ranks)
-    assert found.seconds == pytest.approx(3.0 * (micro_batches + ranks - 1))
-    assert found.bubble == pytest.approx((ranks - 1) / (micro_batches + ranks - 1))
+    result = run_schedule(SCHEDULES[name](ranks, micro_batches, 1), [StageTimes(1.0, 2.0)] * ranks)
+    assert result.seconds == pytest.approx(3.0 * (micro_batches + ranks - 1))
+    assert result.bubble == pytest.approx((ranks - 1) / (micro_batches + ranks - 1))
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (4, 16)])
-def test_interleaving_divides_the_bubble_by_the_stages_of_a_rank(
-    ranks: int, micro_batches: int
-) -> None:
+def test_interleaving_divides_the_bubble_by_stages_per_rank(ranks: int, micro_batches: int) -> None:
     """(P - 1) (f + b) / v of waiting: Narayanan et al., 2021, section 2.2.2."""
     for each in (1, 2, 4):
         stages = [StageTimes(1.0 / each, 2.0 / each)] * (ranks * each)
-        found = run_schedule(interleaved(ranks, micro_batches, each), stages)
-        assert found.seconds == pytest.approx(3.0 * micro_batches + 3.0 * (ranks - 1) / each)
+        result = run_schedule(interleaved(ranks, micro_batches, each), stages)
+        assert result.seconds == pytest.approx(3.0 * micro_batches + 3.0 * (ranks - 1) / each)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("ranks", "micro_batches"), SIZES)
-def test_as_many_micro_batches_are_alive_as_is_said(
-    name: str, ranks: int, micro_batches: int
-) -> None:
-    found = run_schedule(SCHEDULES[name](ranks, micro_batches, 1), [StageTimes(1.0, 2.0)] * ranks)
-    said = [live_micro_batches(name, stage, ranks, micro_batches) for stage in range(ranks)]
-    assert list(found.peak_live) == said
+def test_live_micro_batches_match_the_prediction(name: str, ranks: int, micro_batches: int) -> None:
+    result = run_schedule(SCHEDULES[name](ranks, micro_batches, 1), [StageTimes(1.0, 2.0)] * ranks)
+    expected = [live_micro_batches(name, stage, ranks, micro_batches) for stage in range(ranks)]
+    assert list(result.peak_live) == expected
 
 
-def test_ranks_that_share_cores_take_what_all_their_work_takes() -> None:
+def test_ranks_sharing_cores_take_the_time_of_the_total_work() -> None:
     stages = [StageTimes(1.0, 2.0)] * 3
     alone = run_schedule(one_f_one_b(3, 64), stages)
     shared = run_schedule(one_f_one_b(3, 64), stages, cores=2)
@@ -86,20 +82,20 @@ def test_ranks_that_share_cores_take_what_all_their_work_takes() -> None:
     assert run_schedule(gpipe(3, 4), stages, cores=1).seconds == pytest.approx(3 * 4 * 3.0)
 
 
-def test_the_slowest_stage_hands_out_the_micro_batches() -> None:
-    """What a cut is chosen by is what gpipe takes; 1f1b hides what lies behind the slowest."""
+def test_slowest_stage_sets_the_pace() -> None:
+    """gpipe takes the time that cuts are chosen by; 1f1b hides the stages after the slowest."""
     stages = [StageTimes(1.0, 1.0), StageTimes(2.0, 2.0), StageTimes(1.0, 1.0)]
     assert run_schedule(gpipe(3, 10), stages).seconds == pytest.approx(8.0 + 9 * 4.0)
     assert run_schedule(one_f_one_b(3, 10), stages).seconds == pytest.approx(10 * 4.0 + 2.0)
 
 
-def test_a_schedule_that_waits_for_itself_is_no_schedule() -> None:
+def test_deadlocked_schedule_is_refused() -> None:
     actions = [PipelineAction(0, BACKWARD, 0, 0), PipelineAction(0, FORWARD, 0, 0)]
     with pytest.raises(ProtocolError, match="waits for itself"):
         run_schedule(actions, [StageTimes(1.0, 1.0)])
 
 
-def test_what_does_not_fit_a_schedule_is_refused() -> None:
+def test_invalid_schedule_arguments_are_refused() -> None:
     with pytest.raises(
         ConfigError, match="7 micro-batches are not a multiple of 2; write --micro-batches 8"
     ):
@@ -108,18 +104,18 @@ def test_what_does_not_fit_a_schedule_is_refused() -> None:
         list(one_f_one_b(2, 4, 2))
 
 
-def test_gpipe_goes_through_all_stages_of_a_rank_one_after_the_other() -> None:
-    found = run_schedule(gpipe(2, 3, 2), [StageTimes(1.0, 2.0)] * 4)
-    own = [one for one, *_ in found.spans if one.rank == 1]
+def test_gpipe_runs_the_stages_of_a_rank_one_after_another() -> None:
+    result = run_schedule(gpipe(2, 3, 2), [StageTimes(1.0, 2.0)] * 4)
+    own = [one for one, *_ in result.spans if one.rank == 1]
     assert [one.stage for one in own] == [1] * 3 + [3] * 6 + [1] * 3
-    assert found.peak_live == (3, 3, 3, 3)
+    assert result.peak_live == (3, 3, 3, 3)
 
 
-def test_what_comes_late_is_computed_at_the_end_by_each_rank() -> None:
-    """The last one has all gradients back first, while the first still waits for them."""
+def test_late_weight_gradients_are_computed_at_the_end() -> None:
+    """The last rank finishes its backward passes first, while the first still waits."""
     stages = [StageTimes(1.0, 2.0, 4.0), StageTimes(1.0, 2.0, 4.0)]
-    found = run_schedule(with_weights(one_f_one_b(2, 4)), stages)
-    assert found.seconds == pytest.approx(1.0 + 4 * 3.0 + 2.0 + 4.0)
-    ends = [one for one in found.spans if one.action.kind == WEIGHTS]
-    assert [one.action.rank for one in ends] == [1, 0]
-    assert found.peak_live == (2, 1)
+    result = run_schedule(with_weights(one_f_one_b(2, 4)), stages)
+    assert result.seconds == pytest.approx(1.0 + 4 * 3.0 + 2.0 + 4.0)
+    ends = [span for span in result.spans if span.action.kind == WEIGHTS]
+    assert [end.action.rank for end in ends] == [1, 0]
+    assert result.peak_live == (2, 1)

@@ -1,4 +1,4 @@
-"""The cut that is found is the best one."""
+"""The search finds the best cut."""
 
 import itertools
 import random
@@ -26,52 +26,54 @@ def found_or_none(graph: WorkGraph, pipeline: Pipeline) -> Placement | None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_the_cut_of_a_random_graph_is_the_best_of_all_and_never_worse_than_even(seed: int) -> None:
+def test_found_cut_of_a_random_graph_is_optimal(seed: int) -> None:
     draw = random.Random(seed)
     num_parts = draw.choice([2, 3, 4])
     graph = random_graph(draw, draw.randrange(num_parts, 13))
     pipeline = random_pipeline(draw, num_parts)
-    best, found = try_all_cuts(graph, pipeline), found_or_none(graph, pipeline)
+    best, result = try_all_cuts(graph, pipeline), found_or_none(graph, pipeline)
     if best is None:
-        assert found is None
+        assert result is None
         return
-    assert found is not None
-    assert found.step_s == pytest.approx(best.step_s, rel=1e-9)
-    assert is_allowed(found, pipeline)
+    assert result is not None
+    assert result.step_s == pytest.approx(best.step_s, rel=1e-9)
+    assert is_allowed(result, pipeline)
     even = even_cut(graph, pipeline)
     if is_allowed(even, pipeline):
-        assert found.step_s <= even.step_s * (1 + 1e-9)
+        assert result.step_s <= even.step_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_so_it_is_where_every_part_has_something_to_train(seed: int) -> None:
-    """Half of all operations have no parameters, and would be a slow worker's part."""
+def test_found_cut_with_parameters_in_every_part_is_optimal(seed: int) -> None:
+    """Half of the operations have no parameters and could be the part of a slow worker."""
     draw = random.Random(2000 + seed)
     num_parts = draw.choice([2, 3, 4])
     graph = random_graph(draw, draw.randrange(num_parts, 12))
-    nodes = (replace(one, parameter_bytes=0) if draw.random() < 0.5 else one for one in graph.nodes)
+    nodes = (
+        replace(node, parameter_bytes=0) if draw.random() < 0.5 else node for node in graph.nodes
+    )
     graph = replace(graph, nodes=tuple(nodes))
     pipeline = replace(random_pipeline(draw, num_parts), trains_each=True)
-    best, found = try_all_cuts(graph, pipeline), found_or_none(graph, pipeline)
-    assert (best is None) == (found is None)
-    if best is not None and found is not None:
-        assert found.step_s == pytest.approx(best.step_s, rel=1e-9)
-        assert all(one.parameter_bytes for one in found.parts)
+    best, result = try_all_cuts(graph, pipeline), found_or_none(graph, pipeline)
+    assert (best is None) == (result is None)
+    if best is not None and result is not None:
+        assert result.step_s == pytest.approx(best.step_s, rel=1e-9)
+        assert all(part.parameter_bytes for part in result.parts)
 
 
-def test_the_random_graphs_are_of_all_kinds() -> None:
-    """Else the test above would say less than it seems to."""
+def test_random_graphs_cover_all_kinds() -> None:
+    """Otherwise the test above would cover less than it seems to."""
     outcomes = set()
     for seed in range(200):
         draw = random.Random(seed)
         num_parts = draw.choice([2, 3, 4])
         graph = random_graph(draw, draw.randrange(num_parts, 13))
         pipeline = random_pipeline(draw, num_parts)
-        found = found_or_none(graph, pipeline)
+        result = found_or_none(graph, pipeline)
         outcomes.add((graph.is_chain(), bool(graph.ties), len(set(pipeline.workers)) > 1))
-        outcomes.add(found is None)
-        if found is not None:
-            outcomes.add(found.step_s < even_cut(graph, pipeline).step_s * 0.99)
+        outcomes.add(result is None)
+        if result is not None:
+            outcomes.add(result.step_s < even_cut(graph, pipeline).step_s * 0.99)
     assert {True, False} <= outcomes
     assert {one for one in outcomes if isinstance(one, tuple)} >= {
         (False, tied, uneven) for tied in (True, False) for uneven in (True, False)
@@ -79,8 +81,8 @@ def test_the_random_graphs_are_of_all_kinds() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_parts_in_a_row_are_all_parts_that_do_not_need_each_other(seed: int) -> None:
-    """Every way to give nodes to parts without a circle between parts is one of a row."""
+def test_contiguous_parts_cover_all_acyclic_partitions(seed: int) -> None:
+    """Every assignment of nodes to parts without a cycle between parts is contiguous."""
     draw = random.Random(1000 + seed)
     graph = random_graph(draw, draw.randrange(3, 7))
     needs = graph.needs()
@@ -115,15 +117,15 @@ def test_parts_in_a_row_are_all_parts_that_do_not_need_each_other(seed: int) -> 
 
 
 @pytest.mark.parametrize("slow", [(), (3,), (0, 5, 11)])
-def test_of_alike_workers_one_order_is_tried(slow: tuple[int, ...]) -> None:
-    """Twelve of them have 479 million."""
+def test_equal_workers_are_tried_in_one_order(slow: tuple[int, ...]) -> None:
+    """Twelve workers have 479 million orders."""
     graph = chain("abcdefghijkl", seconds=[1.0 + i for i in range(12)], num_bytes=0)
     speeds = [0.5 if i in slow else 1.0 for i in range(12)]
     pipeline = Pipeline(workers=workers(12, speeds=speeds), micro_batches=4)
     assert not is_too_many(graph, pipeline)
     best = try_all_cuts(graph, pipeline)
     assert best is not None
-    assert sorted(one.worker for one in best.parts) == list(range(12))
+    assert sorted(part.worker for part in best.parts) == list(range(12))
     assert [i for i, one in enumerate(best.parts) if one.worker in slow] == list(range(len(slow)))
     assert find_placement(graph, pipeline).placement.step_s == pytest.approx(best.step_s, rel=1e-9)
 
@@ -132,7 +134,7 @@ def test_of_alike_workers_one_order_is_tried(slow: tuple[int, ...]) -> None:
     ("edges", "num_parts", "speeds"),
     [("chain", 12, [1.0 + i for i in range(12)]), ("none", 6, []), ("none", 12, [])],
 )
-def test_what_would_never_end_is_too_many_to_try(
+def test_oversized_search_is_reported_as_too_many(
     edges: str, num_parts: int, speeds: list[float]
 ) -> None:
     graph = chain("abcdefghijkl", seconds=[1.0] * 12, num_bytes=0)
@@ -141,22 +143,22 @@ def test_what_would_never_end_is_too_many_to_try(
     assert is_too_many(graph, Pipeline(workers=workers(num_parts, speeds=speeds)))
 
 
-def test_a_slow_worker_gets_fewer_layers() -> None:
+def test_slow_worker_gets_fewer_layers() -> None:
     graph = chain([f"l{i}" for i in range(10)], seconds=[1.0] * 10, num_bytes=0)
     pipeline = Pipeline(workers=workers(3, speeds=(1.0, 1.0, 0.5)), micro_batches=16)
-    found = find_placement(graph, pipeline).placement
-    sizes = {one.worker: len(one.nodes) for one in found.parts}
+    result = find_placement(graph, pipeline).placement
+    sizes = {part.worker: len(part.nodes) for part in result.parts}
     assert sizes == {0: 4, 1: 4, 2: 2}
 
 
-def test_a_slow_worker_may_stand_at_any_place() -> None:
-    """Only in the middle is a part that is short enough."""
+def test_slow_worker_may_have_any_position() -> None:
+    """Only the middle part is short enough."""
     graph = chain("abc", seconds=[4.0, 1.0, 4.0], num_bytes=0)
     pipeline = Pipeline(workers=workers(3, speeds=(0.25, 1.0, 1.0)), micro_batches=4)
-    assert [one.worker for one in find_placement(graph, pipeline).placement.parts][1] == 0
+    assert [part.worker for part in find_placement(graph, pipeline).placement.parts][1] == 0
 
 
-def test_the_cut_goes_where_few_bytes_cross() -> None:
+def test_cut_is_made_where_few_bytes_cross() -> None:
     nodes = tuple(WorkNode(name=name, forward_s=1.0, backward_s=2.0) for name in "abcd")
     sizes = (1000, 10, 1000)
     edges = tuple(
@@ -164,22 +166,22 @@ def test_the_cut_goes_where_few_bytes_cross() -> None:
         for i, n in enumerate(sizes)
     )
     pipeline = Pipeline(workers=workers(2), link=LINK, micro_batches=4)
-    found = find_placement(WorkGraph(nodes=nodes, edges=edges), pipeline).placement
-    assert [one.nodes for one in found.parts] == [(0, 1), (2, 3)]
-    assert found.cut_bytes == 2 * 10 * 4
+    result = find_placement(WorkGraph(nodes=nodes, edges=edges), pipeline).placement
+    assert [part.nodes for part in result.parts] == [(0, 1), (2, 3)]
+    assert result.cut_bytes == 2 * 10 * 4
 
 
-def test_what_crosses_two_borders_is_handed_on() -> None:
+def test_tensor_crossing_two_borders_is_forwarded() -> None:
     nodes = tuple(WorkNode(name=name, forward_s=1.0) for name in "abc")
     edges = (
         WorkEdge(name="skip", source=0, targets=(1, 2), num_bytes=7, gradient_bytes=7),
         WorkEdge(name="short", source=1, targets=(2,), num_bytes=5, gradient_bytes=5),
     )
-    found = place(WorkGraph(nodes=nodes, edges=edges), Pipeline(workers=workers(3)), (0, 1, 2))
-    assert [one.out_bytes for one in found.parts] == [7, 12, 0]
+    result = place(WorkGraph(nodes=nodes, edges=edges), Pipeline(workers=workers(3)), (0, 1, 2))
+    assert [part.out_bytes for part in result.parts] == [7, 12, 0]
 
 
-def test_a_part_that_does_not_fit_is_said_with_what_it_lacks() -> None:
+def test_part_that_does_not_fit_is_reported_with_the_missing_bytes() -> None:
     graph = chain("ab", seconds=[1.0, 1.0], num_bytes=0, parameter_bytes=3 * 1024)
     pipeline = Pipeline(workers=workers(2, memory_bytes=5 * 1024))
     with pytest.raises(ConfigError, match=r"part 0 needs 6.0 KiB.*has 5.0 KiB: 1.0 KiB too little"):
@@ -192,8 +194,8 @@ def test_more_parts_than_layers_are_refused() -> None:
         find_placement(graph, Pipeline(workers=workers(4)))
 
 
-def test_a_hundred_blocks_over_eight_workers_are_cut() -> None:
-    """More borders than are all looked at: along the order, and not worse than even."""
+def test_hundred_blocks_are_cut_over_eight_workers() -> None:
+    """Too many borders to try all: those along the order, and no worse than the even cut."""
     draw = random.Random(7)
     nodes, edges = [], []
     for block in range(100):
@@ -210,7 +212,7 @@ def test_a_hundred_blocks_over_eight_workers_are_cut() -> None:
             )
     graph = WorkGraph(nodes=tuple(nodes), edges=tuple(edges))
     pipeline = Pipeline(workers=workers(8), link=LINK, micro_batches=16)
-    found = find_placement(graph, pipeline)
-    assert not found.is_exact
-    assert found.placement.step_s < even_cut(graph, pipeline).step_s
-    assert found.placement.balance > 0.98
+    result = find_placement(graph, pipeline)
+    assert not result.is_exact
+    assert result.placement.step_s < even_cut(graph, pipeline).step_s
+    assert result.placement.balance > 0.98

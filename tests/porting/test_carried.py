@@ -1,4 +1,4 @@
-"""Scripts in the usual shapes: with its diff applied each computes what it did, and is carried."""
+"""Scripts of the usual forms compute the same with their diff applied, and train in parallel."""
 
 import contextlib
 import io
@@ -41,13 +41,13 @@ SEEDED = {
         "    from itertools import count\n    for it in count():\n        seed(it)",
     ),
 }
-"""Loops that draw their batches: what is drawn follows from a turn's number."""
+"""Loops that draw their batches: the draws follow from the number of an iteration."""
 AHEAD = (
     ('X, Y = get_batch("train")  # the first one\n', ""),
     ('        X, Y = get_batch("train")\n        loss.backward()', "        loss.backward()"),
     ("        loss = nn.f", '        X, Y = get_batch("train")\n        loss = nn.f'),
 )
-"""What is drawn one turn ahead is drawn in its own."""
+"""A batch drawn one iteration ahead is drawn in its own."""
 ADDED = {
     "accumulated": 8,
     "by_index": 7,
@@ -78,13 +78,13 @@ ADDED = {
     "windows": 7,
     "wrapped_loader": 6,
 }
-"""Lines that are new or changed, ``if pace.is_main`` and a loader's ``.plain`` among them."""
+"""New or changed lines, including ``if pace.is_main`` and a loader's ``.plain``."""
 SAME_IN_PARTS = (
     "accumulated", "by_iterator", "clamped_critic", "closure", "cycled", "full_batch",
     "kept_number", "module_level", "next_batch", "own_closure", "own_optimizer", "streamed",
     "trainer_class", "turns_of_two", "two_modules", "two_optimizers", "windows", "wrapped_loader",
 )  # fmt: skip
-"""Neither dropout nor batch norm nor draws: two workers compute what one does."""
+"""Neither dropout nor batch norm nor draws: two workers compute the same as one."""
 
 
 def ported(path: Path, folder: Path) -> tuple[Path, CheckResult]:
@@ -98,8 +98,8 @@ def ported(path: Path, folder: Path) -> tuple[Path, CheckResult]:
     return copy, verdict
 
 
-def alone(script: Path, folder: Path) -> dict[str, Tensor]:
-    """What a script comes to by plain ``python``."""
+def run_alone(script: Path, folder: Path) -> dict[str, Tensor]:
+    """The result of a script under plain ``python``."""
     folder.mkdir(exist_ok=True)
     worker.start_context(None, Context())  # type: ignore[arg-type]
 
@@ -114,7 +114,7 @@ def alone(script: Path, folder: Path) -> dict[str, Tensor]:
 
 
 def twin(name: str, folder: Path) -> Path:
-    """The plain script, where it draws by itself seeded as a run does it."""
+    """The plain script; if it draws batches itself, seeded as in a run."""
     text = (HERE / "plain" / f"{name}.py").read_text()
     edits = [SEEDED[name]] if name in SEEDED else []
     for old, new in (*edits, *(AHEAD if name == "drawn_batches" else ())):
@@ -126,27 +126,28 @@ def twin(name: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_plain_script_with_its_diff_computes_what_it_did(name: str, tmp_path: Path) -> None:
+def test_ported_plain_script_computes_the_same(name: str, tmp_path: Path) -> None:
     script, verdict = ported(HERE / "plain" / f"{name}.py", tmp_path)
     assert verdict.added == ADDED[name]
-    found, wanted = alone(script, tmp_path / "new"), alone(twin(name, tmp_path), tmp_path / "old")
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+    actual, expected = (
+        run_alone(script, tmp_path / "new"),
+        run_alone(twin(name, tmp_path), tmp_path / "old"),
+    )
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(actual[key], expected[key]) for key in expected)
 
 
 @pytest.mark.parametrize("name", ACCELERATED)
-def test_a_script_for_accelerate_with_its_diff_computes_what_it_did(
-    name: str, tmp_path: Path
-) -> None:
+def test_ported_accelerate_script_computes_the_same(name: str, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     path = HERE / "accelerate" / f"{name}.py"
     script, _ = ported(path, tmp_path)
-    found, wanted = alone(script, tmp_path / "new"), alone(path, tmp_path / "old")
-    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+    actual, expected = run_alone(script, tmp_path / "new"), run_alone(path, tmp_path / "old")
+    assert all(torch.equal(actual[key], expected[key]) for key in expected)
 
 
 @pytest.mark.parametrize("name", [*PLAIN, *(f"../accelerate/{one}" for one in ACCELERATED)])
-def test_a_script_with_its_diff_is_carried_by_two_workers(
+def test_ported_script_trains_with_two_workers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -159,7 +160,7 @@ def test_a_script_with_its_diff_is_carried_by_two_workers(
     assert all(one.isfinite().all() for one in torch.load("end.pt").values())
 
 
-def test_a_turn_that_is_called_off_leaves_nothing_to_the_next(
+def test_cancelled_iteration_leaves_nothing_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -168,45 +169,45 @@ def test_a_turn_that_is_called_off_leaves_nothing_to_the_next(
     text = (HERE / "plain" / "episodes.py").read_text()
     path.write_text(text.replace("running < 0.3", "episode >= 40"))
     script, verdict = ported(path, tmp_path)
-    assert any("clears losses at the end of an iteration" in one for one in verdict.notes)
+    assert any("clears losses at the end of an iteration" in note for note in verdict.notes)
     run = run_script(script, tmp_path, workers=2, protocol="k-sync:1", delay=("20ms",))
     assert run.summary.superseded.count
 
 
 @pytest.mark.parametrize("name", SAME_IN_PARTS)
-def test_two_workers_compute_what_one_does(
+def test_two_workers_compute_the_same_as_one(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text = (HERE / "plain" / f"{name}.py").read_text().replace("shuffle=True", "shuffle=False")
     plain = tmp_path / "plain.py"
     plain.write_text(text)
-    wanted = alone(plain, tmp_path / "old")
+    expected = run_alone(plain, tmp_path / "old")
     (tmp_path / "from").mkdir()
     path = tmp_path / "from" / f"{name}.py"
     path.write_text(text)
     script, _ = ported(path, tmp_path)
     run_script(script, tmp_path, workers=2)
-    found = torch.load("end.pt")
-    for key, value in wanted.items():
-        torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-5)
+    actual = torch.load("end.pt")
+    for key, value in expected.items():
+        torch.testing.assert_close(actual[key], value, rtol=1e-4, atol=1e-5)
 
 
-def test_a_script_that_has_its_lines_needs_nothing(tmp_path: Path) -> None:
+def test_ported_script_needs_no_change(tmp_path: Path) -> None:
     script, _ = ported(HERE / "plain" / "functions.py", tmp_path)
     verdict = check(ScriptProgram(path=str(script)))
     assert (verdict.diff, verdict.reason) == ("", "")
     assert verdict.to_json()["verdict"] == "nothing to add"
 
 
-def test_no_line_of_a_script_is_run_and_nothing_is_written(tmp_path: Path) -> None:
+def test_check_runs_no_line_and_writes_no_file(tmp_path: Path) -> None:
     text = (
         'import torch\nopen("made", "w").close()\n' + (HERE / "plain/module_level.py").read_text()
     )
     (tmp_path / "train.py").write_text(text)
     with contextlib.chdir(tmp_path):
         assert check(ScriptProgram(path="train.py")).diff
-        assert [one.name for one in Path().iterdir()] == ["train.py"]
+        assert [path.name for path in Path().iterdir()] == ["train.py"]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,7 @@ def test_no_line_of_a_script_is_run_and_nothing_is_written(tmp_path: Path) -> No
         ((HERE / "plain" / "functions.py").read_text().partition("import torch\n")[0], "\ufeff"),
     ],
 )
-def test_a_diff_applies_whatever_the_line_ends(old: str, new: str, tmp_path: Path) -> None:
+def test_diff_applies_with_any_line_endings(old: str, new: str, tmp_path: Path) -> None:
     text = (HERE / "plain" / "functions.py").read_text().replace(old, new)
     path = tmp_path / "train.py"
     path.write_bytes(text.encode())
@@ -234,7 +235,7 @@ def test_a_diff_applies_whatever_the_line_ends(old: str, new: str, tmp_path: Pat
     assert after.count("\r\n") in (0, after.count("\n"))
 
 
-def test_a_diff_names_a_file_as_patch_takes_it(tmp_path: Path) -> None:
+def test_diff_names_the_file_as_patch_expects(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir()
     script = tmp_path / "jobs" / "train.py"
     script.write_bytes((HERE / "plain" / "functions.py").read_bytes())
@@ -249,16 +250,16 @@ def test_a_diff_names_a_file_as_patch_takes_it(tmp_path: Path) -> None:
         assert check(ScriptProgram(path="../jobs/train.py")).diff.startswith("--- train.py\n")
 
 
-def sums_in(text: str) -> list[str]:
+def notes_of_sums(text: str) -> list[str]:
     """The notes on losses that are sums."""
     return [note for note in judge(Source(text), "train.py").notes if "sums the loss" in note]
 
 
-def test_a_sum_over_a_batch_is_noted() -> None:
+def test_loss_summed_over_a_batch_is_noted() -> None:
     text = (HERE / "plain" / "functions.py").read_text()
-    assert sums_in(text) == []  # the one in test() trains nobody
+    assert notes_of_sums(text) == []  # the sum in test() trains nothing
     summed = text.replace("nll_loss(output, target)", 'nll_loss(output, target, reduction="sum")')
-    (note,) = sums_in(summed)
+    (note,) = notes_of_sums(summed)
     assert note.startswith("train.py:30 sums the loss over a batch")
 
 
@@ -275,7 +276,7 @@ def test_a_sum_over_a_batch_is_noted() -> None:
         ("F.nll_loss(output, target) * (output.sum() / 2)", False),
     ],
 )
-def test_what_sums_a_loss(loss: str, is_sum: bool) -> None:
+def test_loss_sums_are_recognized(loss: str, is_sum: bool) -> None:
     text = (HERE / "plain" / "functions.py").read_text()
     changed = text.replace("F.nll_loss(output, target)", loss, 1)
     assert changed != text
@@ -283,16 +284,16 @@ def test_what_sums_a_loss(loss: str, is_sum: bool) -> None:
     assert any("sums the loss over a batch" in note for note in notes) is is_sum
 
 
-def test_a_sum_that_is_divided_later_is_a_mean() -> None:
+def test_sum_divided_later_counts_as_a_mean() -> None:
     text = (HERE / "plain" / "functions.py").read_text()
     line = "        loss = F.nll_loss(output, target)\n"
     assert line in text
     for divided in ("loss = loss / len(output)", "loss /= len(output)"):
         lines = f"        loss = output.sum()\n        {divided}\n"
-        assert sums_in(text.replace(line, lines)) == []
+        assert notes_of_sums(text.replace(line, lines)) == []
 
 
-def test_a_sum_over_a_batch_that_each_worker_draws_itself_is_as_large_as_before() -> None:
+def test_sum_over_a_drawn_batch_is_not_noted() -> None:
     script = """\
 import torch
 x, y = torch.ones(8, 3), torch.ones(8, 1)
@@ -309,7 +310,7 @@ for epoch in range(500):
     assert note.endswith("workers compute the same, and a DataLoader shares them")
 
 
-def test_ranks_of_ddp_average_sums_already() -> None:
+def test_ddp_script_gets_no_note_about_sums() -> None:
     text = (HERE / "ddp" / "module_level.py").read_text()
     loss = re.search(r"loss = (.*)\n", text)
     assert loss is not None
@@ -319,22 +320,22 @@ def test_ranks_of_ddp_average_sums_already() -> None:
     assert not any("sums the loss" in note for note in verdict.notes)
 
 
-def test_a_mean_over_tokens_is_noted() -> None:
+def test_mean_over_tokens_is_noted() -> None:
     text = (HERE / "plain" / "functions.py").read_text()
     masked = text.replace("nll_loss(output, target)", "nll_loss(output, target, ignore_index=-1)")
     assert masked != text
     assert any(
-        "targets that ignore_index leaves" in one for one in judge(Source(masked), "a").notes
+        "targets that ignore_index leaves" in note for note in judge(Source(masked), "a").notes
     )
 
 
-def test_a_rate_that_is_set_by_hand_is_noted() -> None:
+def test_learning_rate_set_by_hand_is_noted() -> None:
     text = (HERE / "plain" / "drawn_batches.py").read_text()
     (note, _) = judge(Source(text), "train.py").notes
     assert note.startswith("train.py:54 sets a learning rate by hand for each step")
 
 
-def test_what_accelerate_counts_otherwise_is_noted() -> None:
+def test_differences_to_accelerate_are_noted() -> None:
     text = (HERE / "accelerate" / "functions.py").read_text()
     notes = " ".join(judge(Source(text), "train.py").notes)
     assert 'batch="per-worker"' in notes
@@ -362,14 +363,14 @@ for epoch in range(2):
 """
 
 
-def test_a_second_loader_that_the_lines_leave_as_it_is_is_named() -> None:
+def test_unprepared_second_loader_is_named() -> None:
     (note,) = judge(Source(TWO_LOADERS), "train.py").notes
     assert note.startswith("train.py:12 takes from other by next(), and these lines do not prepare")
     assert note.endswith("other = pace.prepare(other)")
 
 
-def test_the_copy_of_a_checkpoint_is_made_by_who_wrote_it() -> None:
-    """Another worker would copy a file that is not there yet, or a half of it."""
+def test_checkpoint_is_copied_by_the_worker_that_wrote_it() -> None:
+    """Another worker would copy a missing or incomplete file."""
     saved = TWO_LOADERS.replace("import torch\n", "import shutil\n\nimport torch\n", 1)
     saved += (
         "    torch.save(model.state_dict(), 'last.pt')\n"
@@ -387,7 +388,7 @@ def test_the_copy_of_a_checkpoint_is_made_by_who_wrote_it() -> None:
     ) in diff
 
 
-def test_clipping_behind_the_step_stays_torchs() -> None:
+def test_clipping_after_the_step_stays_as_torch() -> None:
     diff = judge(Source(TWO_LOADERS), "train.py").diff
     assert "pace.clip_grad_norm_(model.parameters(), 1.0)" in diff
     assert "pace.clip_grad_norm_(model.parameters(), 2.0)" not in diff
@@ -435,14 +436,14 @@ for epoch in range(2):
         ("p.data.clamp_", "p.grad.clamp_", False),
     ],
 )
-def test_weights_that_are_changed_behind_a_step_go_into_its_hook(
+def test_weight_changes_after_a_step_move_into_a_step_hook(
     old: str, new: str, *, is_moved: bool
 ) -> None:
     diff = judge(Source(CLAMPED.replace(old, new, 1)), "train.py").diff
     assert ("register_step_post_hook" in diff) == is_moved
 
 
-def test_a_hook_has_the_lines_and_the_comment_above_them() -> None:
+def test_step_hook_keeps_the_lines_and_their_comment() -> None:
     commented = CLAMPED.replace("        for p", "        # bounded\n        for p")
     ((lines, text),) = step_hooks(Parts(SourceTree(commented)))
     assert len(lines) == 1
@@ -459,7 +460,7 @@ IMPORTS = (
 
 
 @pytest.mark.parametrize("is_under_try", [False, True])
-def test_an_import_from_the_future_stays_first(*, is_under_try: bool) -> None:
+def test_future_import_stays_first(*, is_under_try: bool) -> None:
     imports = IMPORTS
     if is_under_try:
         rows = "".join(f"    {row}\n" for row in IMPORTS.splitlines())

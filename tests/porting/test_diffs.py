@@ -1,4 +1,4 @@
-"""Lines that look like ones that are carried over, and are others: a diff leaves them right."""
+"""Code that looks like a ported pattern but is not: the diff stays correct."""
 
 from textwrap import dedent, indent
 
@@ -28,10 +28,10 @@ def judged(text: str) -> CheckResult:
 
 
 def lines_of(text: str) -> list[str]:
-    """What stands in the script with its diff, where it gets one."""
-    found = judged(text)
-    assert not found.reason
-    return [one[1:] for one in found.diff.splitlines()[2:] if one[0] in " +"]
+    """The lines of the ported script."""
+    result = judged(text)
+    assert not result.reason
+    return [line[1:] for line in result.diff.splitlines()[2:] if line[0] in " +"]
 
 
 @pytest.mark.parametrize(
@@ -47,16 +47,16 @@ def lines_of(text: str) -> list[str]:
         ),
     ],
 )
-def test_what_is_used_beside_the_turn_that_draws_it_anew_stays(first: str, last: str) -> None:
-    found = lines_of(f"{MODEL}{first}for it in range(100):\n{TURN}{last}")
-    assert sum("x = draw()" in one for one in found) == 2
+def test_batch_used_outside_its_iteration_stays(first: str, last: str) -> None:
+    lines = lines_of(f"{MODEL}{first}for it in range(100):\n{TURN}{last}")
+    assert sum("x = draw()" in line for line in lines) == 2
 
 
-def test_a_batch_that_is_drawn_one_turn_ahead_is_drawn_in_its_own() -> None:
-    """A function may call its own as the script does."""
+def test_batch_drawn_one_iteration_ahead_moves_into_its_own() -> None:
+    """A local variable of a function may have the same name."""
     text = f"{MODEL}x = draw()\ndef draw():\n    x = torch.randn(2, 4)\n    return x\n"
-    found = lines_of(f"{text}for it in range(100):\n{TURN}    x = draw()\n")
-    assert [one for one in found if "x = draw()" in one] == ["        x = draw()"]
+    lines = lines_of(f"{text}for it in range(100):\n{TURN}    x = draw()\n")
+    assert [line for line in lines if "x = draw()" in line] == ["        x = draw()"]
 
 
 TRAINED = f"""\
@@ -74,14 +74,14 @@ def train():
         "    log.write(str(train()))\n",
     ],
 )
-def test_a_file_that_is_open_around_training_is_every_workers(body: str) -> None:
+def test_file_open_around_training_is_not_guarded(body: str) -> None:
     loop = f"with open('log', 'w') as log:\n{body}"
     if "epoch" not in body:
         loop = f"for epoch in range(3):\n{indent(loop, '    ')}"
-    found = judged(f"{TRAINED}{loop}")
-    assert "pace.prepare(" in found.diff
-    assert "is_main" not in found.diff
-    assert any("on the same files" in one for one in found.notes)
+    result = judged(f"{TRAINED}{loop}")
+    assert "pace.prepare(" in result.diff
+    assert "is_main" not in result.diff
+    assert any("on the same files" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ def test_a_file_that_is_open_around_training_is_every_workers(body: str) -> None
         ("log.flush()", True),
     ],
 )
-def test_what_all_go_on_with_is_not_made_by_one(change: str, is_written_by_one: bool) -> None:
+def test_state_used_by_all_workers_is_not_made_by_one(change: str, is_written_by_one: bool) -> None:
     end = f"    with open('log', 'a') as log:\n        {change}\n        log.write('epoch')\n"
-    found = judged(f"{TRAINED}for epoch in range(3):\n    train()\n{end}")
-    assert ("is_main" in found.diff) is is_written_by_one
-    assert bool(found.notes) is not is_written_by_one
+    result = judged(f"{TRAINED}for epoch in range(3):\n    train()\n{end}")
+    assert ("is_main" in result.diff) is is_written_by_one
+    assert bool(result.notes) is not is_written_by_one
 
 
 ACCELERATED = """\
@@ -122,19 +122,19 @@ for epoch in range(3):
 """
 
 
-def test_an_accelerators_other_loader_keeps_its_other_name() -> None:
-    found = lines_of(ACCELERATED)
+def test_second_loader_of_accelerate_keeps_its_new_name() -> None:
+    lines = lines_of(ACCELERATED)
     kept = "accelerator.prepare(net.to(accelerator.device), optim, train_loader)"
-    at = found.index(f"model, optimizer, train_dl = {kept}")
-    assert found[at + 1] == "eval_dl = eval_loader"
-    assert "    for x in eval_dl:" in found
+    at = lines.index(f"model, optimizer, train_dl = {kept}")
+    assert lines[at + 1] == "eval_dl = eval_loader"
+    assert "    for x in eval_dl:" in lines
 
 
 @pytest.mark.parametrize("verb", ["unwrap_model(model=model)", "get_state_dict(model=model)"])
-def test_an_accelerator_may_be_given_its_model_by_name(verb: str) -> None:
-    found = lines_of(f"{ACCELERATED}torch.save(accelerator.{verb}, 'model.pt')\n")
+def test_accelerate_call_with_model_keyword_is_ported(verb: str) -> None:
+    lines = lines_of(f"{ACCELERATED}torch.save(accelerator.{verb}, 'model.pt')\n")
     end = ".state_dict()" if "state" in verb else ""
-    assert found[-1].strip() == f"torch.save(model{end}, 'model.pt')"
+    assert lines[-1].strip() == f"torch.save(model{end}, 'model.pt')"
 
 
 TAKEN = """\
@@ -154,7 +154,7 @@ while step < 9:
 """
 
 
-def test_accumulating_batches_that_are_taken_by_hand_is_refused() -> None:
+def test_accumulating_batches_taken_by_next_is_refused() -> None:
     head = ACCELERATED[: ACCELERATED.index("for epoch")].replace("train_dl", "train_loader")
     head = head.replace("Accelerator()", "Accelerator(gradient_accumulation_steps=2)")
     why = judged(head + TAKEN).reason
@@ -173,13 +173,13 @@ def test_accumulating_batches_that_are_taken_by_hand_is_refused() -> None:
         ("a + 1, n - a + 1", "n - a + 1 - (a + 1)"),
     ],
 )
-def test_the_turns_of_a_range_are_all_counted(numbers: str, total: str) -> None:
-    found = lines_of(f"{MODEL}for it in range({numbers}):\n{TURN}")
-    assert f"for it in pace.updates({total}):" in found
+def test_all_iterations_of_a_range_are_counted(numbers: str, total: str) -> None:
+    lines = lines_of(f"{MODEL}for it in range({numbers}):\n{TURN}")
+    assert f"for it in pace.updates({total}):" in lines
 
 
 @pytest.mark.parametrize("turn", [TURN, "    learn()\n"])
-def test_going_on_by_a_turns_number_before_the_step_is_refused(turn: str) -> None:
+def test_continue_by_iteration_number_before_the_step_is_refused(turn: str) -> None:
     function = f"def learn():\n{TURN}\n" if "learn" in turn else ""
     text = f"{MODEL}{function}for it in range(100):\n"
     why = judged(f"{text}    if (it + 1) % 4:\n        continue\n{turn}").reason
@@ -187,13 +187,13 @@ def test_going_on_by_a_turns_number_before_the_step_is_refused(turn: str) -> Non
     assert not judged(f"{text}{turn}    if (it + 1) % 4:\n        continue\n").reason
 
 
-def test_going_on_by_something_else_before_the_step_is_noted() -> None:
+def test_other_continue_before_the_step_is_noted() -> None:
     end = "    if len(seen) < 9:\n        continue\n"
-    said = "train.py:9 goes on to the next iteration without a step"
+    message = "train.py:9 goes on to the next iteration without a step"
     for turn, is_noted in ((end + TURN, True), (TURN + end, False)):
-        found = judged(f"{MODEL}for it in range(100):\n{turn}")
-        assert not found.reason
-        assert any(one.startswith(said) for one in found.notes) is is_noted
+        result = judged(f"{MODEL}for it in range(100):\n{turn}")
+        assert not result.reason
+        assert any(note.startswith(message) for note in result.notes) is is_noted
 
 
 @pytest.mark.parametrize(
@@ -206,9 +206,9 @@ def test_going_on_by_something_else_before_the_step_is_noted() -> None:
         ("enumerate(range(1, 3))", "enumerate(pace.epochs(range(1, 3)))"),
     ],
 )
-def test_epochs_begin_one_by_one(numbers: str, ported: str) -> None:
-    found = lines_of(f"{TRAINED}for epoch in {numbers}:\n    train()\n")
-    assert f"for epoch in {ported}:" in found
+def test_epochs_keep_their_values(numbers: str, ported: str) -> None:
+    lines = lines_of(f"{TRAINED}for epoch in {numbers}:\n    train()\n")
+    assert f"for epoch in {ported}:" in lines
 
 
 SAVED = f"{TRAINED}for epoch in range(3):\n    train()\n    torch.save(model.state_dict(), PATH)\n"
@@ -225,7 +225,7 @@ SAVED = f"{TRAINED}for epoch in range(3):\n    train()\n    torch.save(model.sta
         ("for _ in range(2):\n    state = torch.load(PATH)\n", False),
     ],
 )
-def test_a_file_that_one_worker_writes_is_read_after_that(rest: str, is_once: bool) -> None:
+def test_file_written_by_one_worker_is_read_after_it_is_written(rest: str, is_once: bool) -> None:
     """The others would find none, or a part of it: `pace.once` lets the writer go first."""
     found = lines_of(f"{SAVED}{rest}")
     assert found[found.index("    if pace.is_main:") + 1].endswith("PATH)")
@@ -233,7 +233,7 @@ def test_a_file_that_one_worker_writes_is_read_after_that(rest: str, is_once: bo
 
 
 @pytest.mark.parametrize(("where", "is_once"), [("", True), ("state = best()\n", False)])
-def test_it_is_read_so_where_training_is_over(where: str, is_once: bool) -> None:
+def test_file_read_before_training_stays_unguarded(where: str, is_once: bool) -> None:
     """What is read before it, too, may be inside such a block already."""
     reads = "def best():\n    torch.save({}, PATH)\n    return 0\n"
     reads = f"{reads}def last():\n    state = torch.load(PATH)\n    return state\n"
@@ -241,7 +241,7 @@ def test_it_is_read_so_where_training_is_over(where: str, is_once: bool) -> None
     assert ("    with pace.once():" in lines_of(text)) is is_once
 
 
-def test_a_file_in_a_temporary_folder_is_written_by_every_worker_that_reads_it() -> None:
+def test_file_in_a_temporary_folder_is_written_by_every_worker() -> None:
     loop = "for epoch in range(3):\n    train()\n    torch.save(model.state_dict(), path)\n"
     inside = (
         f"path = os.path.join(folder, 'best.pt')\n{loop}model.load_state_dict(torch.load(path))\n"
@@ -273,9 +273,7 @@ for epoch in range(3):
         ("self.dl", "batches = DataLoader(data)\nif gpu:\n    batches = Batches(batches)", False),
     ],
 )
-def test_a_loader_inside_an_object_is_prepared_where_it_is_seen(
-    body: str, made: str, is_found: bool
-) -> None:
+def test_loader_inside_an_object_is_prepared(body: str, made: str, is_found: bool) -> None:
     found = judged(BATCHES.replace("BODY", body).replace("MADE", made))
     assert ("batches.dl = pace.prepare(model, optimizer, batches.dl)" in found.diff) is is_found
     assert ("and not the Batches over which the loop iterates" in found.reason) is not is_found

@@ -1,4 +1,4 @@
-"""What is said beside a diff: of what a turn leaves to the next, and of where a loop is left."""
+"""Notes beside a diff: state carried between iterations, and exits from a loop."""
 
 import libcst as cst
 import pytest
@@ -30,15 +30,15 @@ for it in range(9):
 """
 
 
-def found(text: str) -> list[tuple[str, bool]]:
+def noted_collections(text: str) -> list[tuple[str, bool]]:
     script = SourceTree(text)
-    loop = next(one for one in script.nodes if isinstance(one, cst.For))
+    loop = next(node for node in script.nodes if isinstance(node, cst.For))
     return [(one.name, one.is_visible) for one in leftovers(Flow(script), loop)]
 
 
 @pytest.mark.parametrize("end", ["kept.clear()", "del kept[:]", "kept = []", "kept = list()"])
-def test_what_a_turn_collects_and_clears_at_its_end_is_left_over(end: str) -> None:
-    assert found(SCRIPT.replace("END", end)) == [("kept", True)]
+def test_collection_cleared_at_the_end_of_an_iteration_is_noted(end: str) -> None:
+    assert noted_collections(SCRIPT.replace("END", end)) == [("kept", True)]
 
 
 @pytest.mark.parametrize(
@@ -47,24 +47,24 @@ def test_what_a_turn_collects_and_clears_at_its_end_is_left_over(end: str) -> No
         ("END", "if len(kept) > 30:\n        kept.clear()"),  # kept on purpose
         ("END", "pass"),
         ("END", "del kept[0]"),
-        ("    draw()", "    kept.clear()\n    draw()"),  # first thing in the turn
+        ("    draw()", "    kept.clear()\n    draw()"),  # first in the iteration
     ],
 )
-def test_what_is_kept_on_purpose_or_cleared_before_is_not(old: str, new: str) -> None:
-    assert found(SCRIPT.replace(old, new).replace("END", "kept.clear()")) == []
+def test_collection_kept_or_cleared_earlier_is_not_noted(old: str, new: str) -> None:
+    assert noted_collections(SCRIPT.replace(old, new).replace("END", "kept.clear()")) == []
 
 
-def test_what_a_function_makes_for_itself_is_not() -> None:
+def test_local_collection_of_a_function_is_not_noted() -> None:
     own = "def draw():\n    own = []\n    own.append(1)\n    own.clear()\n"
     text = SCRIPT.replace("END", "pass").replace("def draw():\n", own)
-    assert found(text) == []
+    assert noted_collections(text) == []
 
 
-def test_what_another_function_calls_by_its_own_name_is_told_and_not_written() -> None:
+def test_collection_renamed_by_a_function_is_noted_but_not_edited() -> None:
     text = SCRIPT.replace("END", "rest(kept)").replace(
         "for it", "def rest(these):\n    these.append(0)\n    these.clear()\n\n\nfor it"
     )
-    assert found(text) == [("these", False)]
+    assert noted_collections(text) == [("these", False)]
 
 
 DIVIDED = """\
@@ -90,10 +90,10 @@ def means_of(text: str) -> list[str]:
     return [one for one in notes_of_loop(text, "train.py") if "divides right" in one]
 
 
-def test_a_count_of_a_part_that_is_divided_by_all_samples_is_said() -> None:
-    [said] = means_of(DIVIDED)
-    assert said.startswith("train.py:15 divides right, which each worker adds up over its share")
-    assert "pace.sum(right)" in said
+def test_partial_count_divided_by_all_samples_is_noted() -> None:
+    [output] = means_of(DIVIDED)
+    assert output.startswith("train.py:15 divides right, which each worker adds up over its share")
+    assert "pace.sum(right)" in output
 
 
 @pytest.mark.parametrize(
@@ -105,18 +105,23 @@ def test_a_count_of_a_part_that_is_divided_by_all_samples_is_said() -> None:
         ("len(loader.dataset)", "seen"),
     ],
 )
-def test_other_divisions_are_not(old: str, new: str) -> None:
+def test_other_divisions_are_not_noted(old: str, new: str) -> None:
     assert means_of(DIVIDED.replace(old, new)) == []
 
 
-def test_each_is_a_sentence_with_its_line() -> None:
+def test_each_note_is_a_sentence_with_its_line() -> None:
     text = SCRIPT.replace("for it in range(9)", "while True").replace("END", "kept.clear()")
-    said = list(notes_of_loop(text + "    if loss > 3:\n        break\n", "train.py"))
-    assert any(one.startswith("train.py:18 clears kept at the end of an iteration") for one in said)
-    assert any(one.startswith("train.py:20 ends the run where one worker") for one in said)
+    messages = list(notes_of_loop(text + "    if loss > 3:\n        break\n", "train.py"))
+    assert any(
+        message.startswith("train.py:18 clears kept at the end of an iteration")
+        for message in messages
+    )
+    assert any(
+        message.startswith("train.py:20 ends the run where one worker") for message in messages
+    )
 
 
-def test_a_mean_over_the_batches_of_one_process_is_said() -> None:
+def test_sum_divided_by_the_number_of_batches_is_noted() -> None:
     [said] = means_of(DIVIDED.replace("len(loader.dataset)", "len(loader)"))
     assert said.startswith("train.py:15 divides right by the number of batches: where workers do")
     assert means_of(DIVIDED.replace("len(loader.dataset)", "len(test)")) == []
@@ -146,14 +151,14 @@ for it in range(9):
 """
 
 
-def test_what_an_object_collects_is_cleared_by_its_name_in_the_turn() -> None:
-    assert found(HELD) == [("net.data", True)]
+def test_collection_of_an_object_is_cleared_by_the_objects_name() -> None:
+    assert noted_collections(HELD) == [("net.data", True)]
     two = HELD.replace("optimizer = ", "other = Net(4, 2)\noptimizer = ")
-    assert found(two) == [("self.data", False)]
+    assert noted_collections(two) == [("self.data", False)]
 
 
 @pytest.mark.parametrize(("indent", "is_said"), [("    ", True), ("", False)])
-def test_weights_that_are_loaded_between_epochs_are_said(indent: str, is_said: bool) -> None:
+def test_weights_loaded_between_epochs_are_noted(indent: str, is_said: bool) -> None:
     head, loop = DIVIDED.split("for inputs")
     body = "".join(f"    {row}\n" for row in f"for inputs{loop}".splitlines())
     text = f"{head}for epoch in range(3):\n{body}{indent}model.load_state_dict(best)\n"
@@ -171,7 +176,7 @@ def test_weights_that_are_loaded_between_epochs_are_said(indent: str, is_said: b
         ("2 * len(x)", False),
     ],
 )
-def test_progress_by_the_length_of_a_batch_is_said(shown: str, is_said: bool) -> None:
+def test_progress_counted_by_the_length_of_a_batch_is_noted(shown: str, is_said: bool) -> None:
     text = DIVIDED.replace("for inputs, targets in loader", "for i, (x, y) in enumerate(loader)")
     text = text.replace("inputs", "x").replace("targets", "y")
     text = text.replace("    right", f"    print({shown})\n    right")

@@ -1,4 +1,4 @@
-"""What every worker would write at the same time is named before the run, with the line."""
+"""Files that every worker would write are named with their line before the run."""
 
 import pytest
 
@@ -54,19 +54,19 @@ def note(text: str) -> str:
 
 
 @pytest.mark.parametrize("line", WRITES)
-def test_what_all_workers_write_is_named(line: str) -> None:
-    said = note(line)
-    assert said.startswith("train.py:4 ")
-    assert " runs in every worker, on the same files: " in said
+def test_file_written_by_all_workers_is_named(line: str) -> None:
+    message = note(line)
+    assert message.startswith("train.py:4 ")
+    assert " runs in every worker, on the same files: " in message
 
 
 @pytest.mark.parametrize("line", KEEPS)
-def test_what_is_read_or_is_a_workers_own_is_not(line: str) -> None:
+def test_file_read_or_private_to_a_worker_is_not_named(line: str) -> None:
     assert note(line) == ""
 
 
 @pytest.mark.parametrize("guard", GUARDS)
-def test_what_one_worker_writes_is_not(guard: str) -> None:
+def test_file_written_by_one_worker_is_not_named(guard: str) -> None:
     assert note(guard.format("torch.save(model, 'model.pt')")) == ""
 
 
@@ -74,11 +74,11 @@ def test_what_one_worker_writes_is_not(guard: str) -> None:
     "guard",
     ["if not pace.is_main:\n    {}", "if epoch == 0:\n    {}", "with open('a') as f:\n    {}"],
 )
-def test_another_condition_guards_nothing(guard: str) -> None:
+def test_unrelated_condition_is_no_guard(guard: str) -> None:
     assert note(guard.format("torch.save(model, 'model.pt')")) != ""
 
 
-def test_one_sentence_names_the_first_ones_and_counts_the_rest() -> None:
-    said = note("\n".join(f"torch.save(x, '{n}.pt')" for n in range(5)))
-    assert said.count("torch.save(...)") == 3
-    assert "and 2 more run in every worker" in said
+def test_sentence_names_the_first_writes_and_counts_the_rest() -> None:
+    message = note("\n".join(f"torch.save(x, '{n}.pt')" for n in range(5)))
+    assert message.count("torch.save(...)") == 3
+    assert "and 2 more run in every worker" in message

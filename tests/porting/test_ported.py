@@ -1,4 +1,4 @@
-"""Scripts for DistributedDataParallel in the usual shapes: with the diff applied they train."""
+"""DistributedDataParallel scripts of the usual forms train with their diff applied."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from paceline.porting.rewrite import port
 from runs import run_script
 
 SHAPES = Path(__file__).parent / "ddp"
-CARRIED = {  # and the number that each prints of an epoch: what it is, and whether it grows
+CARRIED = {  # and the number each prints per epoch, and whether it grows
     "trainer_class": ("loss", False),
     "trainer_torchrun": ("loss", False),
     "spawned_functions": ("accuracy", True),
@@ -21,7 +21,7 @@ CARRIED = {  # and the number that each prints of an epoch: what it is, and whet
     "several_networks": ("loss", False),
 }
 NEED_A_HAND = ("shared_loop",)
-"""One loop trains and tests."""
+"""A single loop trains and tests."""
 
 
 def text_of(name: str) -> str:
@@ -29,7 +29,7 @@ def text_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", CARRIED)
-def test_a_script_with_its_diff_applied_trains_with_two_workers(
+def test_ported_script_trains_with_two_workers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -41,8 +41,8 @@ def test_a_script_with_its_diff_applied_trains_with_two_workers(
     run = run_script(script, tmp_path, workers=2, has_ranks=has_ranks)
     assert {fact.ticket.member for fact in run.pushes} == {0, 1}
     word, grows = CARRIED[name]
-    said = (run.folder / "logs" / "worker-0.log").read_text()
-    values = [float(one) for one in re.findall(rf"{word} ([0-9.]+)", said)]
+    output = (run.folder / "logs" / "worker-0.log").read_text()
+    values = [float(one) for one in re.findall(rf"{word} ([0-9.]+)", output)]
     assert len(values) == 6
     assert values[-1] > values[0] if grows else values[-1] < values[0]
     used = run.used()
@@ -51,7 +51,7 @@ def test_a_script_with_its_diff_applied_trains_with_two_workers(
 
 
 @pytest.mark.parametrize("name", NEED_A_HAND)
-def test_what_cannot_be_followed_gets_the_lines_and_where_they_go(name: str) -> None:
+def test_unfollowed_script_gets_the_lines_and_their_places(name: str) -> None:
     hint = advise(Source(text_of(name)), "train.py")
     assert hint is not None
     assert "these lines in place of those:" in hint
@@ -59,7 +59,7 @@ def test_what_cannot_be_followed_gets_the_lines_and_where_they_go(name: str) -> 
     assert re.search(r'batch="per-worker"\)  # instead of line \d+\n', hint)
 
 
-def test_a_loop_that_draws_its_batches_counts_updates(
+def test_loop_that_draws_its_batches_counts_updates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -71,12 +71,12 @@ def test_a_loop_that_draws_its_batches_counts_updates(
     assert run.summary.updates == 20
 
 
-def test_a_reduction_over_the_group_is_named_and_not_guessed() -> None:
+def test_reduction_over_the_group_is_named_not_rewritten() -> None:
     hint = advise(Source(text_of("reduced_metrics")), "train.py")
     assert hint is not None
     assert hint.rstrip().endswith(": dist.all_reduce(right, op=dist.ReduceOp.SUM)")
 
 
-def test_every_shape_is_tried() -> None:
+def test_every_script_is_tested() -> None:
     tried = {*CARRIED, *NEED_A_HAND, "reduced_metrics", "own_batches"}
-    assert {one.stem for one in SHAPES.glob("*.py")} == tried
+    assert {path.stem for path in SHAPES.glob("*.py")} == tried

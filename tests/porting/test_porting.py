@@ -1,4 +1,4 @@
-"""A script for DistributedDataParallel is told what it needs, as a diff that is right."""
+"""A script for DistributedDataParallel gets a correct diff."""
 
 import ast
 import subprocess
@@ -126,15 +126,15 @@ if __name__ == "__main__":
 """
 
 
-def test_the_usual_script_is_carried_over_line_by_line() -> None:
+def test_usual_ddp_script_is_ported_line_by_line() -> None:
     assert port(BEFORE) == AFTER
 
 
-def test_carrying_over_is_done_once() -> None:
+def test_ported_script_gets_no_advice() -> None:
     assert advise(Source(AFTER), "train.py") is None
 
 
-def test_the_message_is_one_sentence_and_the_diff() -> None:
+def test_message_is_one_sentence_and_the_diff() -> None:
     hint = advise(Source(BEFORE), "train.py")
     assert hint is not None
     sentence, _, diff = hint.partition("\n\n")
@@ -143,10 +143,10 @@ def test_the_message_is_one_sentence_and_the_diff() -> None:
     assert diff.startswith("--- train.py\n+++ train.py\n")
     assert '\n-    dist.init_process_group("gloo")\n' in diff
     assert "\n+pace = paceline.connect()\n" in diff
-    assert "There" not in diff  # nothing is left over
+    assert "There" not in diff  # nothing remains
 
 
-def test_a_loop_in_another_function_and_spawned_processes_are_followed() -> None:
+def test_loop_in_another_function_and_spawned_processes_are_followed() -> None:
     hint = advise(Source(SPAWNED), "train.py")
     assert hint is not None
     ported = port(SPAWNED)
@@ -161,7 +161,7 @@ def test_a_loop_in_another_function_and_spawned_processes_are_followed() -> None
     assert "for epoch in pace.epochs(10):" in ported
 
 
-def test_what_prepare_is_given_is_found_by_the_names_of_one_function() -> None:
+def test_arguments_of_prepare_come_from_one_function() -> None:
     parts = Parts(SourceTree(SPAWNED))
     assert parts.names == ["net", "opt", "batches"]
     assert not parts.is_flagged
@@ -176,7 +176,7 @@ def test_lines_that_still_need_a_group_are_named() -> None:
     ]
 
 
-def test_a_script_that_cannot_be_followed_gets_the_lines_themselves() -> None:
+def test_unfollowed_script_gets_the_lines_themselves() -> None:
     text = "import torch.distributed as dist\ndist.init_process_group()\n"
     with pytest.raises(CannotDerive):
         port(text)
@@ -196,7 +196,7 @@ def test_a_script_that_cannot_be_followed_gets_the_lines_themselves() -> None:
         "pace = connect()\nDistributedDataParallel(model)\n",
     ],
 )
-def test_other_scripts_are_let_by(text: str, tmp_path: Path) -> None:
+def test_unrelated_scripts_pass(text: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(text)
     check_script(ScriptProgram(path=str(tmp_path / "train.py")))
 
@@ -213,7 +213,7 @@ for epoch in range(3):
 """
 
 
-def test_a_script_for_accelerate_gets_its_diff() -> None:
+def test_accelerate_script_gets_a_diff() -> None:
     hint = advise(Source(ACCELERATED), "train.py")
     assert hint is not None
     assert hint.startswith("train.py:2 is written for Accelerate, whose workers paceline's")
@@ -221,7 +221,7 @@ def test_a_script_for_accelerate_gets_its_diff() -> None:
     assert "\n+        with accelerator.step():\n" in hint
 
 
-def test_a_script_for_accelerate_that_cannot_be_carried_gets_lines_by_its_own_names() -> None:
+def test_unported_accelerate_script_gets_lines_with_its_names() -> None:
     hint = advise(Source(ACCELERATED.replace("opt.step()", "accelerator.reduce(1)")), "train.py")
     assert hint is not None
     assert "    net, opt, batches, plan = pace.prepare(net, opt, batches, plan)  # line 3\n" in hint
@@ -235,7 +235,7 @@ def test_a_script_for_accelerate_that_cannot_be_carried_gets_lines_by_its_own_na
         ("import deepspeed\nengine = deepspeed.initialize(model=model)\n", "DeepSpeed"),
     ],
 )
-def test_another_librarys_loop_is_named(text: str, library: str) -> None:
+def test_loop_of_another_library_is_named(text: str, library: str) -> None:
     hint = advise(Source(text), "train.py")
     assert hint is not None
     assert hint.startswith(f"train.py:2 is written for {library}")
@@ -243,14 +243,14 @@ def test_another_librarys_loop_is_named(text: str, library: str) -> None:
 
 
 @pytest.mark.parametrize("module", ["lightning", "lightning.pytorch", "pytorch_lightning"])
-def test_a_trainer_of_lightnings_is_told_of_its_strategy(module: str) -> None:
+def test_lightning_trainer_is_pointed_to_the_strategy(module: str) -> None:
     hint = advise(Source(f"import {module} as L\nL.Trainer().fit(model)\n"), "train.py")
     assert hint is not None
     assert hint.startswith("train.py:2 is written for Lightning, whose workers paceline's")
     assert "strategy=PacelineStrategy()" in hint
 
 
-def test_a_trainer_with_that_strategy_needs_nothing() -> None:
+def test_lightning_trainer_with_the_strategy_needs_no_change() -> None:
     text = (
         "import lightning as L\nfrom paceline.lightning import PacelineStrategy\n"
         "L.Trainer(strategy=PacelineStrategy()).fit(model)\n"
@@ -259,14 +259,14 @@ def test_a_trainer_with_that_strategy_needs_nothing() -> None:
     assert not read(Source(text), "train.py").has_group
 
 
-def test_a_library_that_looks_for_ranks_finds_none() -> None:
-    """Else accelerate would make a process group of its own beside the run's workers."""
+def test_library_that_reads_ranks_gets_none() -> None:
+    """Otherwise accelerate would make a process group of its own beside the workers of the run."""
     for text in ("import transformers\n", "from accelerate.utils import set_seed\n"):
         assert read(Source(text), "train.py").has_group
 
 
-def test_a_flag_that_is_the_machines_decides_nothing() -> None:
-    """With accelerators here the branch would be taken by each worker anew."""
+def test_condition_on_the_machine_is_removed() -> None:
+    """With accelerators each worker would take the branch."""
     text = BEFORE.replace(
         '    dist.init_process_group("gloo")\n',
         '    if torch.cuda.device_count() > 1:\n        dist.init_process_group("gloo")\n',
@@ -279,25 +279,23 @@ def test_a_flag_that_is_the_machines_decides_nothing() -> None:
     assert "init_process_group" not in ported
 
 
-def test_a_script_that_has_both_is_told_that_ranks_are_not_set() -> None:
+def test_script_with_a_group_and_paceline_is_told_of_unset_ranks() -> None:
     source = Source(
         "import os, paceline\nimport torch.distributed as dist\n"
         'if "RANK" in os.environ:\n    dist.init_process_group()\npace = paceline.connect()\n'
     )
-    found = read(source, "train.py")
-    assert found.has_group
-    assert found.notes[0].startswith("train.py:4 makes a torch.distributed process group")
+    result = read(source, "train.py")
+    assert result.has_group
+    assert result.notes[0].startswith("train.py:4 makes a torch.distributed process group")
 
 
-def test_a_script_that_is_no_python_is_named_with_its_line(tmp_path: Path) -> None:
+def test_invalid_python_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("x = 1\ndef (:\n")
     with pytest.raises(ConfigError, match=r"train\.py:2 is not valid Python .*: def \(:"):
         check_script(ScriptProgram(path=str(tmp_path / "train.py")))
 
 
-def test_a_module_is_found_as_python_finds_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_module_is_found_as_by_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "ddp.py").write_text(BEFORE)
@@ -305,7 +303,7 @@ def test_a_module_is_found_as_python_finds_it(
         check_script(ScriptProgram(path="jobs.ddp", is_module=True))
 
 
-def test_nothing_is_written_and_nothing_is_run(tmp_path: Path) -> None:
+def test_check_writes_and_runs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(BEFORE + "\nraise SystemExit('it was run')\n")
     before = path.read_bytes()
@@ -314,7 +312,7 @@ def test_nothing_is_written_and_nothing_is_run(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_what_stays_keeps_its_comments_its_layout_and_its_line() -> None:
+def test_kept_code_keeps_comments_and_layout() -> None:
     text = BEFORE.replace(
         "    dist.destroy_process_group()\n",
         "    # the end\n    dist.destroy_process_group()  # yes\n",
@@ -325,7 +323,7 @@ def test_what_stays_keeps_its_comments_its_layout_and_its_line() -> None:
     assert '        print("x")\n' in ported
 
 
-def test_comments_above_a_step_go_in_with_it() -> None:
+def test_comments_above_a_step_move_with_it() -> None:
     text = BEFORE.replace(" in loader:\n", " in loader:  # all\n            # first\n")
     assert (
         "        for inputs, targets in loader:  # all\n"
@@ -335,12 +333,12 @@ def test_comments_above_a_step_go_in_with_it() -> None:
     ) in port(text)
 
 
-def test_tabs_and_other_line_ends_stay() -> None:
+def test_tabs_and_line_endings_are_kept() -> None:
     assert port(BEFORE.replace("    ", "\t")) == AFTER.replace("    ", "\t")
     assert port(BEFORE.replace("\n", "\r\n")) == AFTER.replace("\n", "\r\n")
 
 
-def test_a_list_over_several_lines_keeps_them() -> None:
+def test_multiline_lists_stay_multiline() -> None:
     text = BEFORE.replace(
         "(data, batch_size=8, sampler=sampler)",
         "(\n        data,\n        sampler=sampler,\n        shuffle=False,\n    )",
@@ -353,7 +351,7 @@ def test_a_list_over_several_lines_keeps_them() -> None:
     assert "import (\n    DataLoader,\n    TensorDataset,\n)\n" in ported
 
 
-def test_a_device_is_known_by_its_whole_name() -> None:
+def test_device_is_matched_by_its_full_name() -> None:
     text = BEFORE.replace("DDP(model)", "DDP(model, device_ids=[rank])").replace(
         "import torch\n", "import torch\nfrom mine import args\n", 1
     )
@@ -363,7 +361,7 @@ def test_a_device_is_known_by_its_whole_name() -> None:
     assert "nn.Linear(4, 2).to(pace.device, non_blocking=True)" in ported
 
 
-def test_only_who_is_refused_waits_for_libcst() -> None:
+def test_libcst_is_imported_only_when_needed() -> None:
     code = (
         "import sys; from paceline.porting.porting import check_script; "
         "from paceline.program import ScriptProgram; "
@@ -392,12 +390,12 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         ("1, n + 1", "n"),
     ],
 )
-def test_a_number_of_turns_is_a_difference_whatever_it_is_made_of(count: str, updates: str) -> None:
+def test_number_of_iterations_is_the_difference_of_the_bounds(count: str, updates: str) -> None:
     text = f"{HEAD}for it in range({count}):\n    loss = model(torch.ones(1, 4)).sum(){LOOP}"
     assert f"pace.updates({updates})" in port(text)
 
 
-def test_turns_that_are_passed_by_are_no_updates() -> None:
+def test_skipped_iterations_are_refused_as_updates() -> None:
     loop = "for it in range(9):\n    loss = model(torch.ones(1, 4)).sum()\n    loss.backward()\n"
     loop += "    if (it + 1) % 3:\n        continue\n    optimizer.step()\n"
     with pytest.raises(CannotDerive, match="steps in some iterations only"):
@@ -412,7 +410,7 @@ def test_turns_that_are_passed_by_are_no_updates() -> None:
         ("range(1, 4)", "pace.epochs(range(1, 4))"),
     ],
 )
-def test_epochs_are_gone_through_one_by_one(numbers: str, epochs: str) -> None:
+def test_epochs_of_any_iterable_are_ported(numbers: str, epochs: str) -> None:
     text = HEAD + "from tqdm import tqdm\n"
     text += "data = torch.utils.data.DataLoader(torch.ones(8, 4))\n"
     text += f"for epoch in {numbers}:\n    for x in data:\n        loss = model(x).sum()"
@@ -426,13 +424,13 @@ def test_epochs_are_gone_through_one_by_one(numbers: str, epochs: str) -> None:
         ("batch = draw()\n", "    if batch.sum() > 3:\n        batch = draw()\n"),
     ],
 )
-def test_what_is_made_before_a_loop_and_needed_there_stays(before: str, last: str) -> None:
+def test_value_made_before_a_loop_and_needed_there_stays(before: str, last: str) -> None:
     draw = "def draw():\n    return torch.randn(8, 4)\n"
     text = f"{HEAD}{draw}{before}for it in range(9):\n    loss = model(batch).sum(){LOOP}{last}"
     assert "\nbatch = draw()\n" in port(text)
 
 
-def test_a_file_that_is_open_while_all_train_is_not_the_main_workers_alone() -> None:
+def test_file_open_during_training_is_not_guarded_by_is_main() -> None:
     train = "def train():\n    for x in data:\n        loss = model(x).sum()"
     train += LOOP.replace("\n    ", "\n        ")
     data = "data = torch.utils.data.DataLoader(torch.ones(8, 4))\n"
@@ -447,7 +445,7 @@ def test_a_file_that_is_open_while_all_train_is_not_the_main_workers_alone() -> 
     assert "is_main" in port(grown.replace("known.append(epoch)", "log.write(str(epoch))"))
 
 
-def test_a_file_that_begins_with_a_mark_of_byte_order_keeps_it_in_front(tmp_path: Path) -> None:
+def test_byte_order_mark_stays_first(tmp_path: Path) -> None:
     path = tmp_path / "marked.py"
     loop = f"for it in range(9):\n    loss = model(torch.ones(1, 4)).sum(){LOOP}"
     path.write_text("\ufeff" + HEAD + loop, encoding="utf-8")
@@ -457,7 +455,7 @@ def test_a_file_that_begins_with_a_mark_of_byte_order_keeps_it_in_front(tmp_path
     assert path.read_text(encoding="utf-8").startswith("\ufeffimport paceline\n")
 
 
-def test_what_accelerate_gave_another_name_keeps_it() -> None:
+def test_names_assigned_by_accelerate_are_kept() -> None:
     text = HEAD.replace("import torch\n", "import torch\nfrom accelerate import Accelerator\n", 1)
     text += """accelerator = Accelerator()
 train_loader = torch.utils.data.DataLoader(torch.ones(8, 4))
@@ -478,7 +476,7 @@ torch.save(accelerator.unwrap_model(model=model).state_dict(), "model.pt")
     assert "torch.save(model.state_dict()" in after
 
 
-def test_noise_behind_a_step_is_not_put_into_one_of_each_worker() -> None:
+def test_random_changes_after_a_step_are_not_moved_into_a_hook() -> None:
     loop = f"for it in range(9):\n    loss = model(torch.ones(1, 4)).sum(){LOOP}"
     behind = "    with torch.no_grad():\n        for p in model.parameters():\n            p.{}\n"
     assert "register_step_post_hook" in port(HEAD + loop + behind.format("clamp_(-1, 1)"))

@@ -1,4 +1,4 @@
-"""What no lines can carry is named with its line, and what to write instead; nothing is derived."""
+"""Unsupported code is named with its line and an alternative; no diff is derived."""
 
 from textwrap import indent
 
@@ -336,7 +336,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_carried_is_named_with_its_line(name: str) -> None:
+def test_unsupported_code_is_named_with_its_line(name: str) -> None:
     edits, sentence = REFUSED[name]
     text = SCRIPT
     for old, new in edits:
@@ -345,28 +345,28 @@ def test_what_cannot_be_carried_is_named_with_its_line(name: str) -> None:
     assert reason(text).startswith(f"train.py: {sentence}")
 
 
-def test_a_loop_that_one_worker_may_leave_alone_is_noted() -> None:
+def test_loop_one_worker_may_leave_alone_is_noted() -> None:
     text = SCRIPT.replace(LOOP, DRAWS)
     for test, is_noted in {"loss < 0.1": True, "it == 50": False, "args.dry_run": False}.items():
-        found = judge(Source(f"{text}    if {test}:\n        break\n"), "train.py")
-        draws, *leaves = found.notes
+        result = judge(Source(f"{text}    if {test}:\n        break\n"), "train.py")
+        draws, *leaves = result.notes
         assert draws.startswith("train.py:8 random numbers are seeded by an iteration's number")
         assert [one.startswith("train.py:14 leaves the loop") for one in leaves] == [
             True
         ] * is_noted
 
 
-def test_a_number_that_chooses_is_the_turn_s_and_is_noted() -> None:
+def test_computing_with_the_iteration_number_is_noted() -> None:
     text = SCRIPT.replace(LOOP, DRAWS.replace("get_batch()", "data[it * 8 : it * 8 + 8]"))
-    found = judge(Source(text), "train.py")
-    assert "+    it = pace.turn\n" in found.diff
-    assert found.notes[1].startswith(
+    result = judge(Source(text), "train.py")
+    assert "+    it = pace.turn\n" in result.diff
+    assert result.notes[1].startswith(
         "train.py:9 computes with it, the number of an iteration: it becomes pace"
     )
 
 
 @pytest.mark.parametrize("calls", ["train(9)\n", "if fast:\n    train(5)\nelse:\n    train(9)\n"])
-def test_turns_that_are_counted_once_are_carried(calls: str) -> None:
+def test_loop_called_from_one_place_is_ported(calls: str) -> None:
     function = "def train(n):\n" + indent(DRAWS.replace("100", "n"), "    ")
     assert "pace.updates(n)" in judge(Source(SCRIPT.replace(LOOP, function + calls)), "t.py").diff
 
@@ -374,12 +374,12 @@ def test_turns_that_are_counted_once_are_carried(calls: str) -> None:
 @pytest.mark.parametrize(
     "row", ["from multiprocessing import Pipe; a, b = Pipe()", "net = load(device_map='cpu')"]
 )
-def test_what_spreads_no_model_is_carried(row: str) -> None:
+def test_parallel_helpers_without_a_model_are_accepted(row: str) -> None:
     text = SCRIPT.replace("model = ", f"{row}\nmodel = ", 1)
     assert judge(Source(text), "train.py").reason == ""
 
 
-def test_without_these_the_script_is_carried() -> None:
+def test_unmodified_script_is_ported() -> None:
     assert judge(Source(SCRIPT), "train.py").added == 5
     assert judge(Source(SCRIPT.replace(LOOP, DRAWS)), "train.py").added == 5
 
@@ -444,15 +444,15 @@ NO_COUNTERPART = {
 
 
 @pytest.mark.parametrize("name", NO_COUNTERPART)
-def test_what_of_accelerate_has_no_counterpart_is_named(name: str) -> None:
+def test_accelerate_feature_without_counterpart_is_named(name: str) -> None:
     old, new, sentence = NO_COUNTERPART[name]
     assert old in ACCELERATED
     assert sentence in reason(ACCELERATED.replace(old, new, 1))
     assert judge(Source(ACCELERATED), "train.py").added == 5
 
 
-def test_what_an_accelerator_computes_in_and_divides_by_stays() -> None:
-    """Accelerate's backward divides the loss, also where nothing is accumulated."""
+def test_accelerate_precision_and_accumulation_are_kept() -> None:
+    """Accelerate's backward divides the loss even without accumulation."""
     text = ACCELERATED.replace("Accelerator()", 'Accelerator(mixed_precision="bf16")')
     text = text.replace(
         "        loss = ", "        with accelerator.autocast():\n            loss = "
@@ -467,11 +467,11 @@ def test_what_an_accelerator_computes_in_and_divides_by_stays() -> None:
     text = text.replace(
         "loader = D", "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 9)\nloader = D"
     )
-    found = leave_accelerate(text)[0]
-    assert "\n                optimizer.zero_grad()\n            schedule.step()\n" in found
+    result = leave_accelerate(text)[0]
+    assert "\n                optimizer.zero_grad()\n            schedule.step()\n" in result
 
 
-def test_zeroing_before_what_is_accumulated_is_refused() -> None:
+def test_zeroing_gradients_before_accumulation_is_refused() -> None:
     text = ACCELERATED.replace("Accelerator()", "Accelerator(gradient_accumulation_steps=4)")
     body = text[text.index("        loss = ") :].replace("\n        ", "\n            ")
     first = "        with accelerator.accumulate(model):\n            optimizer.zero_grad()\n    "
@@ -479,8 +479,8 @@ def test_zeroing_before_what_is_accumulated_is_refused() -> None:
     assert "line 14 zeroes the gradients before backward" in reason(text)
 
 
-def test_each_part_says_it_by_itself() -> None:
-    """The sentences come from the module whose name says so."""
+def test_each_module_raises_its_own_refusal() -> None:
+    """Each message comes from the module for its subject."""
     tree = SourceTree(SCRIPT.replace("SGD", "SparseAdam"))
     with pytest.raises(CannotDerive, match="sparse gradients cannot be averaged"):
         refuse_anywhere(tree)
@@ -511,14 +511,14 @@ def test_each_part_says_it_by_itself() -> None:
         ("x, y = next(some) if it else next(other)", False),
     ],
 )
-def test_a_batch_is_taken_by_hand_once_a_turn_in_any_case(body: str, is_taken: bool) -> None:
+def test_batch_must_be_taken_by_next_once_per_iteration(body: str, is_taken: bool) -> None:
     loop = DRAWS.replace("x, y = get_batch()", body)
     text = SCRIPT.replace(LOOP, f"some = iter(loader)\nother = iter(loader)\n{loop}")
     flow = Flow(SourceTree(text))
     (turns,) = (one for one in flow.script.module.body if isinstance(one, cst.For))
-    found = taken_by_hand(flow, turns)
-    assert (found is not None) is is_taken
-    assert found is None or flow.script.code(found.loader) == "loader"
+    result = taken_by_hand(flow, turns)
+    assert (result is not None) is is_taken
+    assert result is None or flow.script.code(result.loader) == "loader"
 
 
 GROUPED = """\
@@ -548,7 +548,7 @@ print(len(loader))
 """
 
 
-def test_a_schedule_counts_the_steps_that_it_did_and_a_loader_shuffles_as_it_did() -> None:
+def test_scheduler_steps_and_shuffling_are_kept() -> None:
     text = port(GROUPED)
     assert "DataLoader(data, batch_size=8, shuffle=True)" in text
     assert "steps_per_epoch=-(-len(loader) // pace.num_workers))" in text
@@ -564,14 +564,12 @@ def test_a_schedule_counts_the_steps_that_it_did_and_a_loader_shuffles_as_it_did
         ("batch_size=8, sampler=sampler)", "8, False, sampler)", 13),
     ],
 )
-def test_a_sampler_that_reaches_its_loader_unseen_is_named(
-    before: str, after: str, line: int
-) -> None:
-    said = reason(GROUPED.replace(before, after))
-    assert f"line {line}: sampler does not reach its loader as DataLoader(..., samp" in said
+def test_sampler_passed_indirectly_is_named(before: str, after: str, line: int) -> None:
+    message = reason(GROUPED.replace(before, after))
+    assert f"line {line}: sampler does not reach its loader as DataLoader(..., samp" in message
 
 
-def test_a_word_of_the_command_line_stays_what_it_is() -> None:
+def test_unrelated_attributes_named_module_are_kept() -> None:
     own = "args = parser.parse_args()\nimport_module(args.module)\nprint(model.module)\n"
     text = port(GROUPED.replace("print(len(loader))", own))
     assert "import_module(args.module)" in text
@@ -602,7 +600,7 @@ for epoch in range(3):
 """
 
 
-def test_a_process_that_computes_no_gradients_is_a_workers_own() -> None:
+def test_process_without_gradients_is_ported() -> None:
     assert "pace.prepare" in port(PLAYED.replace("BODY", "end.send(env.step(end.recv()))"))
     trains = PLAYED.replace("BODY", "loss_of(end).mean().backward()")
     through_another = "def play(end):\n    train(end)\n\n\n" + trains.replace(
@@ -638,7 +636,7 @@ for epoch in range(3):
 """
 
 
-def test_a_loop_that_trains_and_validates_is_named_with_its_calls() -> None:
+def test_loop_that_trains_and_validates_is_refused_with_its_calls() -> None:
     said = "lines 20, 21 call run(), whose loop of line 11 trains; where it only validates call"
     assert said in reason(SHARED)
     alone = SHARED.replace("    run(valid)", "    with torch.no_grad():\n        run(valid)")
@@ -667,7 +665,7 @@ train(student, loader, 3)
 """
 
 
-def test_two_trainings_by_one_function_are_trials() -> None:
+def test_two_trainings_by_one_function_are_refused_with_trials() -> None:
     said = reason(TWICE)
     assert "lines 17, 18 all call the function that trains, but a run is one training" in said
     lines = "around the loop of line 8, in it first model, optimizer, loader = pace.prepare(model"
@@ -675,7 +673,7 @@ def test_two_trainings_by_one_function_are_trials() -> None:
 
 
 @pytest.mark.parametrize("made", ["np.array_split(np.random.permutation(64), 8)", "[0, 1] * 4"])
-def test_a_list_of_batches_is_no_loader(made: str) -> None:
+def test_list_of_batches_is_refused_as_a_loader(made: str) -> None:
     rows = f"    batches = {made}\n    for batch in batches:\n"
     text = SCRIPT.replace("    for x, y in loader:\n", f"{rows}        x, y = data[batch]\n")
     said = reason(f"import numpy as np\n{text}")

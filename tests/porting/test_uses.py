@@ -1,4 +1,4 @@
-"""What the number of a turn is used for: it says how far training is, or is computed with."""
+"""Uses of an iteration number: to report progress, or in a computation."""
 
 import libcst as cst
 import pytest
@@ -31,7 +31,7 @@ for it in range(100):
         ("it += 1", []),
     ],
 )
-def test_a_number_tells_or_is_computed_with(line: str, tells: list[bool]) -> None:
+def test_uses_of_the_iteration_number_are_classified(line: str, tells: list[bool]) -> None:
     flow = Flow(SourceTree(SCRIPT.format(line)))
     loop = next(one for one in flow.script.within(flow.script.module) if isinstance(one, cst.For))
     assert [said for _, said in uses(flow, "it", loop.body)] == tells

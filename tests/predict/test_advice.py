@@ -1,4 +1,4 @@
-"""Advice from a profile that is taken now."""
+"""Advice from a new profile."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from paceline.trace import Trace
 from paceline.workloads import load_task
 
 
-def test_two_profiles_of_one_second_have_a_folder_each(
+def test_profiles_of_the_same_second_use_separate_folders(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def launched(program: object, settings: RunSettings, *_: object) -> Summary:
@@ -43,7 +43,7 @@ def test_two_profiles_of_one_second_have_a_folder_each(
         ("of_flags", ConfigError("a flag is wrong")),
     ],
 )
-def test_a_profile_that_fails_or_is_refused_leaves_no_empty_folder(
+def test_failed_profile_leaves_no_empty_folder(
     name: str, error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fail(*_: object, **__: object) -> None:

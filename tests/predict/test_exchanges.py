@@ -1,4 +1,4 @@
-"""What is done together is timed by what a run calls."""
+"""Collective operations are timed by the calls of a run."""
 
 from collections.abc import Callable
 
@@ -13,8 +13,10 @@ from paceline.spread.units import ParameterUnit
 from threaded import in_threads
 
 
-def test_what_a_run_calls_is_timed_by_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a price follows what units do; more bytes take longer."""
+def test_exchange_operations_are_timed_by_all_workers_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prices follow the real calls of units; more bytes take longer."""
     called = dict.fromkeys(("gather", "reduce"), 0)
     for name in called:
         own: Callable[..., None] = getattr(ParameterUnit, name)
@@ -24,11 +26,11 @@ def test_what_a_run_calls_is_timed_by_all_at_once(monkeypatch: pytest.MonkeyPatc
             own(self)
 
         monkeypatch.setattr(ParameterUnit, name, counted)
-    for found in in_threads(2, lambda ranks: measure(everyone(ranks))):
-        assert found.size == 2
-        assert found.meeting_s > 0.0
-        assert found.turn_s >= 0.0
-        for curve in (found.gather_s, found.reduce_s, found.sum_s):
+    for result in in_threads(2, lambda ranks: measure(everyone(ranks))):
+        assert result.size == 2
+        assert result.meeting_s > 0.0
+        assert result.turn_s >= 0.0
+        for curve in (result.gather_s, result.reduce_s, result.sum_s):
             assert 0.0 < curve[0][1] < curve[-1][1]
             assert [size for size, _ in curve] == sorted(size for size, _ in curve)
     assert min(called.values()) > 20
@@ -39,14 +41,14 @@ def everyone(ranks: Ranks) -> TorchGroup:
     return ranks.everyone
 
 
-def test_more_workers_than_were_measured_take_longer() -> None:
+def test_more_workers_than_measured_take_longer() -> None:
     curve = ((1, 1.0), (100, 100.0))
-    found = ExchangeCosts(4, LinkCost(latency_s=0.0, s_per_byte=0.0), 1.0, 2.0,
+    result = ExchangeCosts(4, LinkCost(latency_s=0.0, s_per_byte=0.0), 1.0, 2.0,
                           curve, curve, curve)  # fmt: skip
-    alike = _measured(found, 4, places=2)
+    alike = _measured(result, 4, places=2)
     assert [alike.gather_s(50), alike.reduce_s(50), alike.sum_s(50, 4)] == [50.0] * 3
-    more = _measured(found, 8, places=2)  # twice as many for each core
+    more = _measured(result, 8, places=2)  # twice as many per core
     assert more.gather_s(50) == pytest.approx(2 * (7 / 8) / (3 / 4) * 50)
     assert (more.meeting_s, more.turn_s) == (2.0, 4.0)
-    pair = alike.sum_s(50, 2)  # of two of them, at the same time as the two others
+    pair = alike.sum_s(50, 2)  # two of them, at the same time as the two others
     assert pair == pytest.approx((1 / 2) / (3 / 4) * 50)

@@ -1,4 +1,4 @@
-"""What a model takes at each batch: pieces on a line, scaled to the whole."""
+"""The time of a model at each batch size: pieces interpolated and scaled to the whole."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def model() -> nn.Module:
     return nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
 
 
-def made() -> Measuring:
+def make_measuring() -> Measuring:
     return Measuring(model(), inputs, torch.get_num_threads(), None)
 
 
@@ -26,12 +26,12 @@ def pieces(one: Measuring, micro_batch: int, batch: int) -> tuple[TracedModel, G
     return one.pieces(trace(one._model, inputs(least_of(batch))), (micro_batch, batch))
 
 
-def test_pieces_sum_to_what_the_whole_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = made()
+def test_pieces_sum_to_the_time_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = make_measuring()
     traced, graph_at = pieces(one, 4, 32)
     taken = {2: 1.0, 4: 1.5, 8: 2.5, 32: 8.0}
     monkeypatch.setattr(one, "_update_s", taken.__getitem__)
-    scaled_at = one.as_one(graph_at, {1, 4, 8, 32})  # of one sample two are measured
+    scaled_at = one.as_one(graph_at, {1, 4, 8, 32})  # for one sample, two are measured
     assert [scaled_at(size).alone_s for size in (4, 6, 8, 20)] == pytest.approx([1.5, 2, 2.5, 5.25])
     assert one.alone_s(32) == 8.0
     assert len(traced.pieces) == 4
@@ -42,9 +42,9 @@ def test_pieces_sum_to_what_the_whole_takes(monkeypatch: pytest.MonkeyPatch) -> 
     assert shares[0] == pytest.approx(shares[1])
 
 
-def test_a_batch_that_takes_too_long_is_on_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_batch_is_extrapolated_linearly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "_MEASURED_S", 0.0)  # so the smallest is as large as can be
-    one = made()
+    one = make_measuring()
     _, graph_at = pieces(one, 4, 64)
     monkeypatch.setattr(measuring, "_WHOLE_S", 0.0)
     asked = list[int]()
@@ -59,9 +59,11 @@ def test_a_batch_that_takes_too_long_is_on_the_line(monkeypatch: pytest.MonkeyPa
     assert max(asked) == 2
 
 
-def test_two_samples_say_little_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a large model, whose weights take all the time there; the next two lead on."""
-    one, taken = made(), {1: 0.3, 2: 0.5, 4: 0.55, 8: 0.6, 16: 0.8, 32: 1.2, 64: 2.0}
+def test_extrapolation_uses_larger_batches_than_two_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The weights of a large model take all the time there; the next two sizes extrapolate."""
+    one, taken = make_measuring(), {1: 0.3, 2: 0.5, 4: 0.55, 8: 0.6, 16: 0.8, 32: 1.2, 64: 2.0}
     monkeypatch.setattr(one, "_once_s", taken.__getitem__)
     monkeypatch.setattr(one, "_update_s", taken.__getitem__)
     monkeypatch.setattr(measuring, "_WHOLE_S", 1.5)
@@ -69,32 +71,32 @@ def test_two_samples_say_little_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> N
     assert one.alone_s(64) == pytest.approx(2.0)
     assert one.as_one(graph_at, {8, 64})(8).alone_s == pytest.approx(0.6)
     monkeypatch.setattr(one, "_update_s", {8: 0.6, 16: 2.0}.__getitem__)
-    assert one.alone_s(64) == pytest.approx(8.0)  # no longer each than those did
+    assert one.alone_s(64) == pytest.approx(8.0)  # no longer per sample than those
 
 
-def test_a_model_that_takes_no_time_has_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = made()
+def test_model_that_takes_no_time_has_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = make_measuring()
     _, graph_at = pieces(one, 2, 8)
     still: WorkGraph = graph_at(8).scaled(0.0)
     assert still.alone_s == 0.0
     assert one.as_one(lambda batch: still, {8})(8) is still
 
 
-def test_what_was_measured_leaves_the_model_as_it_was() -> None:
+def test_measuring_leaves_the_model_unchanged() -> None:
     torch.manual_seed(3)
-    one, before = made(), torch.get_rng_state()
+    one, before = make_measuring(), torch.get_rng_state()
     pieces(one, 2, 8)
     one.alone_s(8)
     assert torch.equal(before, torch.get_rng_state())
     assert all(held.grad is None for held in one._model.parameters())
 
 
-def test_without_numbers_operations_are_counted() -> None:
+def test_meta_model_is_counted_instead_of_measured() -> None:
     held = model().to("meta")
-    found = measuring_of(held, lambda size: (torch.ones(size, 16, device="meta"),), 1, None)
-    assert isinstance(found, Counting)
+    result = measuring_of(held, lambda size: (torch.ones(size, 16, device="meta"),), 1, None)
+    assert isinstance(result, Counting)
     traced = trace(held, (torch.ones(2, 16, device="meta"),))
-    traced, graph_at, alone_s, _ = found.all_of(traced, (4, 16), 2)
+    traced, graph_at, alone_s, _ = result.all_of(traced, (4, 16), 2)
     assert len(traced.pieces) == 4
     assert graph_at(16).alone_s == pytest.approx(alone_s)
     assert graph_at(4).alone_s < alone_s

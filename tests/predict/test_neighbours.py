@@ -1,4 +1,4 @@
-"""Processes beside what is measured: they compute meanwhile, answer messages, and end."""
+"""Processes beside the measured one compute meanwhile, answer messages, and end."""
 
 import errno
 import subprocess
@@ -14,10 +14,10 @@ from paceline.predict.neighbours import Neighbours, neighbours
 from paceline.predict.split_models import SplitQuestion
 
 _A_ROUND = 4
-"""Steps, of which the first does not count."""
+"""Steps per round, of which the first does not count."""
 
 
-def test_others_compute_meanwhile_and_do_together_what_is_measured() -> None:
+def test_neighbours_compute_and_join_exchanges() -> None:
     with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 2, 1) as beside:
         assert beside is not None
         costs = beside.exchanges()
@@ -30,11 +30,11 @@ def test_others_compute_meanwhile_and_do_together_what_is_measured() -> None:
             before_s = other.cpu_times().user
             while other.cpu_times().user - before_s < 0.05:
                 time.sleep(0.01)
-        assert beside.exchanges().meeting_s > 0.0  # it has come back from computing
+        assert beside.exchanges().meeting_s > 0.0  # it answers again after computing
     assert process.returncode == 0
 
 
-def test_one_that_would_have_to_wait_for_a_core_does_not_compute() -> None:
+def test_neighbour_without_a_free_core_does_not_compute() -> None:
     with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 1, 1) as beside:
         assert beside is not None
         (process,) = beside.processes
@@ -46,14 +46,14 @@ def test_one_that_would_have_to_wait_for_a_core_does_not_compute() -> None:
             assert sum(other.cpu_times()[:2]) - before_s < 0.15
 
 
-def test_a_model_that_no_other_process_can_make_is_measured_alone() -> None:
+def test_model_no_other_process_can_build_is_measured_alone() -> None:
     with neighbours(SplitQuestion(spec="nowhere_to_be_found:model", num_workers=2), 2, 1) as beside:
         assert beside is None
     with neighbours(SplitQuestion(spec="quadratic", num_workers=1), 1, 1) as beside:
         assert beside is None
 
 
-def test_a_process_that_cannot_start_is_an_error_and_leaves_none_behind(
+def test_failed_start_is_an_error_and_leaves_no_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started = list[subprocess.Popen[str]]()
@@ -74,7 +74,7 @@ def test_a_process_that_cannot_start_is_an_error_and_leaves_none_behind(
     assert started[0].returncode is not None
 
 
-def test_a_process_that_does_not_get_ready_is_not_waited_for_longer(
+def test_process_not_ready_in_time_is_not_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("paceline.predict.neighbours._START_S", 0.0)
@@ -82,7 +82,7 @@ def test_a_process_that_does_not_get_ready_is_not_waited_for_longer(
         assert beside is None
 
 
-def test_a_process_that_is_killed_meanwhile_is_named_at_once() -> None:
+def test_killed_process_is_named_at_once() -> None:
     with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 2, 1) as beside:
         assert beside is not None
         (process,) = beside.processes
@@ -96,7 +96,7 @@ def test_a_process_that_is_killed_meanwhile_is_named_at_once() -> None:
             beside._round_s("round 4 1 2", lambda: None, 1)
 
 
-def test_turns_cost_what_a_step_of_all_takes_beyond_a_step_of_those_with_a_core() -> None:
+def test_turn_cost_is_the_extra_time_beyond_the_free_cores() -> None:
     def step() -> None:
         time.sleep(slow_s if len(rounds) > _A_ROUND else 0.03)
         rounds.append(None)
@@ -104,15 +104,15 @@ def test_turns_cost_what_a_step_of_all_takes_beyond_a_step_of_those_with_a_core(
     rounds, slow_s = list[None](), 0.18
     with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 1, 1) as beside:
         assert beside is not None
-        found = beside.taking_turns(4, step, _A_ROUND - 1)
-    assert 2.0 < found < 3.5  # twice the cores' work in six times the time
+        result = beside.taking_turns(4, step, _A_ROUND - 1)
+    assert 2.0 < result < 3.5  # twice the work of the cores in six times the time
     with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 2, 1) as beside:
         assert beside is not None
         assert beside.taking_turns(4, step, 3) == 1.0
-    assert len(rounds) == 2 * _A_ROUND  # nothing was measured where each has its own
+    assert len(rounds) == 2 * _A_ROUND  # nothing is measured if each has its own core
 
 
-def test_a_process_whose_request_was_never_read_is_ended_in_peace() -> None:
+def test_process_with_an_unread_request_ends_cleanly() -> None:
     group = object.__new__(Neighbours)
     process = subprocess.Popen([sys.executable, "-c", "pass"], stdin=subprocess.PIPE, text=True)
     process.wait()

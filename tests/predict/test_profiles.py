@@ -1,4 +1,4 @@
-"""A profile: what a run ordered is taken out, what is left is what it cost."""
+"""A profile: requested delays are removed, the rest is the cost of the machine."""
 
 import random
 import statistics
@@ -22,17 +22,17 @@ from paceline.trace import FILE_NAME, Trace
 WORK_S, EXCHANGE_S, APPLY_S, FACTOR = 0.003, 0.002, 0.0005, 2.0
 
 
-def written(
+def written_profile(
     folder: Path, missed: int = 0, engine: str = "local", *, pause_s: float = 0.0,
     more: bool = True, batch_size: int = 0,
 ) -> Profile:  # fmt: skip
     """The profile of a made-up run of two workers, the second twice as slow, both with a delay.
 
     Args:
-        missed: tickets of each worker that were called off between two pushes.
-        pause_s: the run evaluates for so long after its last push.
-        more: it begins another epoch then.
-        batch_size: samples that an update averages; 0: not recorded.
+        missed: cancelled tickets of each worker between two pushes.
+        pause_s: time the run evaluates after its last push.
+        more: whether another epoch begins then.
+        batch_size: samples averaged by an update; 0: not recorded.
     """
     trace = Trace(folder / FILE_NAME)
     trace.header(
@@ -47,7 +47,7 @@ def written(
     for number in range(40):
         for worker in range(2):
             ticket = Ticket(worker, number * (missed + 1), number)
-            for back in range(missed if number else 0, 0, -1):  # given, and called off
+            for back in range(missed if number else 0, 0, -1):  # granted and cancelled
                 delay.sample(draws[worker])
                 off = ticket._replace(serial=ticket.serial - back)
                 trace.order(Grant(off, (Lease(0, 0, 0, 4),)), t_s)
@@ -69,24 +69,24 @@ def written(
 
 
 @pytest.mark.parametrize("missed", [0, 3])
-def test_ordered_delays_are_taken_out_and_the_rest_told_apart(tmp_path: Path, missed: int) -> None:
-    found = written(tmp_path, missed)
+def test_requested_delays_are_removed_and_the_rest_separated(tmp_path: Path, missed: int) -> None:
+    result = written_profile(tmp_path, missed)
     for worker in range(2):
-        assert statistics.fmean(found.work_s[worker]) == pytest.approx(WORK_S, abs=2e-6)
-        assert statistics.fmean(found.exchange_s[worker]) == pytest.approx(EXCHANGE_S, abs=2e-5)
-    assert found.apply_s == pytest.approx(APPLY_S, abs=2e-5)
-    assert (found.cores, found.delay, found.slow) == (2, ("exp:10ms",), ("1=2x",))
+        assert statistics.fmean(result.work_s[worker]) == pytest.approx(WORK_S, abs=2e-6)
+        assert statistics.fmean(result.exchange_s[worker]) == pytest.approx(EXCHANGE_S, abs=2e-5)
+    assert result.apply_s == pytest.approx(APPLY_S, abs=2e-5)
+    assert (result.cores, result.delay, result.slow) == (2, ("exp:10ms",), ("1=2x",))
 
 
 @pytest.mark.parametrize(("more", "share"), [(True, 1.0), (False, 0.9)])
-def test_what_lies_between_two_epochs_is_told(tmp_path: Path, *, more: bool, share: float) -> None:
-    found = written(tmp_path, pause_s=2.0, more=more)
-    assert found.pause_s == pytest.approx(2.0 * share, abs=1e-5)
-    assert found.machine(2, 2).pause_s == found.pause_s
-    assert statistics.fmean(found.exchange_s[0]) == pytest.approx(EXCHANGE_S, abs=2e-5)
+def test_pause_between_epochs_is_measured(tmp_path: Path, *, more: bool, share: float) -> None:
+    result = written_profile(tmp_path, pause_s=2.0, more=more)
+    assert result.pause_s == pytest.approx(2.0 * share, abs=1e-5)
+    assert result.machine(2, 2).pause_s == result.pause_s
+    assert statistics.fmean(result.exchange_s[0]) == pytest.approx(EXCHANGE_S, abs=2e-5)
 
 
-def test_steps_of_more_workers_than_cores_are_told_as_on_a_core_of_ones_own(tmp_path: Path) -> None:
+def test_steps_of_oversubscribed_workers_are_scaled_to_one_core(tmp_path: Path) -> None:
     trace = Trace(tmp_path / FILE_NAME)
     trace.header(
         task="made up", protocol="full-sync", workers=4, engine="local", path="store", seed=0,
@@ -101,16 +101,16 @@ def test_steps_of_more_workers_than_cores_are_told_as_on_a_core_of_ones_own(tmp_
             pushed = Pushed(Ticket(worker, number, number), 4, 1.0, True, 0.02 * (number + 1))
             trace.pushed(pushed, 0.016, 0.0, 0.004)
     trace.close()
-    found = read_profile(tmp_path)
-    assert found.mean_step_s == pytest.approx(0.008, rel=0.01)
-    assert found.push_s == pytest.approx(0.002, rel=0.01)
+    result = read_profile(tmp_path)
+    assert result.mean_step_s == pytest.approx(0.008, rel=0.01)
+    assert result.push_s == pytest.approx(0.002, rel=0.01)
     conditions = World(like=tmp_path).conditions(4)
     run = TimingRun(parse("full-sync", 4), conditions).run(50)
     assert run.mean_update_s() == pytest.approx(0.020, rel=0.01)
 
 
-def threaded(folder: Path, workers: int, threads: int, device: str = "cpu") -> Profile:
-    """Of a run on 2 cores, 10 ms a step, all workers at the same time."""
+def threaded_profile(folder: Path, workers: int, threads: int, device: str = "cpu") -> Profile:
+    """The profile of a run on 2 cores, 10 ms per step, all workers at the same time."""
     trace = Trace(folder / FILE_NAME)
     trace.header(
         task="made up", protocol="async", workers=workers, engine="local", path="store", seed=0,
@@ -131,29 +131,29 @@ def threaded(folder: Path, workers: int, threads: int, device: str = "cpu") -> P
 @pytest.mark.parametrize(
     ("threads", "device", "update_s"), [(1, "cpu", 0.01), (2, "cpu", 0.02), (2, "cuda", 0.01)]
 )
-def test_a_step_of_several_threads_takes_as_many_cores(
+def test_step_of_several_threads_uses_as_many_cores(
     tmp_path: Path, threads: int, device: str, update_s: float
 ) -> None:
-    assert threaded(tmp_path, 1, threads, device).mean_step_s == pytest.approx(0.01)
+    assert threaded_profile(tmp_path, 1, threads, device).mean_step_s == pytest.approx(0.01)
     run = TimingRun(parse("full-sync", 2), World(like=tmp_path).conditions(2)).run(50)
     assert run.mean_update_s() == pytest.approx(update_s, rel=0.01)
 
 
-def test_workers_of_more_threads_than_cores_are_told_as_on_cores_of_their_own(
+def test_steps_of_oversubscribed_threads_are_scaled_to_own_cores(
     tmp_path: Path,
 ) -> None:
-    assert threaded(tmp_path, 2, 2).mean_step_s == pytest.approx(0.005)
+    assert threaded_profile(tmp_path, 2, 2).mean_step_s == pytest.approx(0.005)
     run = TimingRun(parse("full-sync", 2), World(like=tmp_path).conditions(2)).run(50)
     assert run.mean_update_s() == pytest.approx(0.01, rel=0.01)
     with pytest.raises(ConfigError, match="2 threads each, more than --cores 1; use a run"):
         World(like=tmp_path, cores=1).conditions(2)
 
 
-def test_a_mean_is_taken_from_so_many_steps(tmp_path: Path) -> None:
+def test_profile_of_too_few_steps_is_refused(tmp_path: Path) -> None:
     trace = Trace(tmp_path / FILE_NAME)
     trace.header(task="made up", protocol="async", workers=1, engine="local", path="store")
     trace.joined(0.0, 0, 0, 1)
-    for number in range(FEWEST_STEPS):  # the first two are no steady ones
+    for number in range(FEWEST_STEPS):  # the first two are not steady
         ticket, t_s = Ticket(0, number, number), 1.0 + number
         trace.order(Grant(ticket, (Lease(0, 0, 0, 4),)), t_s)
         trace.pushed(Pushed(ticket, 4, 1.0, True, t_s + 0.5), 0.1, 0.0, 0.0)
@@ -162,14 +162,14 @@ def test_a_mean_is_taken_from_so_many_steps(tmp_path: Path) -> None:
         read_profile(tmp_path)
 
 
-def test_without_grants_the_workers_word_counts(tmp_path: Path) -> None:
-    found = written(tmp_path, engine="inline")
-    assert found.push_s == pytest.approx(0.004)
-    assert found.apply_s == 0.0
+def test_times_reported_by_workers_are_used_without_grants(tmp_path: Path) -> None:
+    result = written_profile(tmp_path, engine="inline")
+    assert result.push_s == pytest.approx(0.004)
+    assert result.apply_s == 0.0
 
 
-def test_a_world_like_a_run_has_its_stragglers_unless_others_are_named(tmp_path: Path) -> None:
-    written(tmp_path)
+def test_world_like_a_run_keeps_its_stragglers_unless_overridden(tmp_path: Path) -> None:
+    written_profile(tmp_path)
     same = World(like=tmp_path).conditions(2)
     assert [one.text for one in same.delays] == ["exp:10ms", "exp:10ms"]
     assert same.slow == {1: 2.0}
@@ -182,9 +182,9 @@ def test_a_world_like_a_run_has_its_stragglers_unless_others_are_named(tmp_path:
     assert other.mean_step_s(0) == pytest.approx(3 * (WORK_S + 0.020) + EXCHANGE_S, abs=1e-4)
 
 
-def test_an_update_of_another_batch_than_the_run_had_is_named(tmp_path: Path) -> None:
-    """Two workers shared a batch of 8: four of them would have 2 each, and not 4."""
-    written(tmp_path, batch_size=8)
+def test_forecast_notes_another_batch_size_than_the_run(tmp_path: Path) -> None:
+    """Two workers shared a batch of 8: four would have 2 each, not 4."""
+    written_profile(tmp_path, batch_size=8)
     like = World(like=tmp_path)
     same, more = forecast("full-sync", 2, like, 40), forecast("full-sync", 4, like, 40)
     assert (same.mini_batch_size, same.samples_per_update, same.note) == (4, 8, "")
@@ -198,27 +198,27 @@ def test_an_update_of_another_batch_than_the_run_had_is_named(tmp_path: Path) ->
     assert (timed.mini_batch_size, timed.samples_per_update, timed.note) == (None, None, "")
 
 
-def test_fewer_workers_than_a_run_had_are_put_through_what_it_ordered_for_them(
+def test_fewer_workers_keep_only_their_own_stragglers(
     tmp_path: Path,
 ) -> None:
-    written(tmp_path)  # worker 1 is slow
+    written_profile(tmp_path)  # worker 1 is slow
     assert World(like=tmp_path).conditions(1).slow == {}
     with pytest.raises(ConfigError, match="there is no worker 1"):
         World(like=tmp_path, slow=("1=2x",)).conditions(1)
 
 
-def test_what_is_likely_is_wider_where_the_machine_drifts_and_only_as_far_as_it_computes(
+def test_likely_range_widens_with_drift_of_computing_time(
     tmp_path: Path,
 ) -> None:
-    written(tmp_path)
-    found = World(like=tmp_path, delay=("0ms",)).conditions(2)
-    assert found.machine is not None
-    assert found.machine.drift.relative < 1e-3  # every made-up step is as long as the others
+    written_profile(tmp_path)
+    result = World(like=tmp_path, delay=("0ms",)).conditions(2)
+    assert result.machine is not None
+    assert result.machine.drift.relative < 1e-3  # all made-up steps take the same time
 
     def width(drift: float, delay: str) -> float:
-        """Of what is likely, relative to what is predicted."""
-        assert found.machine is not None
-        then = replace(found, machine=replace(found.machine, drift=Drift(drift, 1.0)),
+        """The width of the likely range relative to the prediction."""
+        assert result.machine is not None
+        then = replace(result, machine=replace(result.machine, drift=Drift(drift, 1.0)),
                        delays=(parse_delay(delay),) * 2)  # fmt: skip
         protocol = parse("k-sync:1", 2)
         counts = TimingRun(protocol, then).run(400)
@@ -228,17 +228,17 @@ def test_what_is_likely_is_wider_where_the_machine_drifts_and_only_as_far_as_it_
         return (ends_s[1] - ends_s[0]) / counts.mean_update_s()
 
     assert width(0.0, "0ms") == pytest.approx(0.19, abs=0.01)
-    assert width(0.1, "0ms") == pytest.approx(0.45, abs=0.03)  # of a run of four stretches, all
+    assert width(0.1, "0ms") == pytest.approx(0.45, abs=0.03)  # all four stretches of the run
     assert width(0.1, "500ms") < 0.02
 
 
-def test_nothing_is_likely_without_a_machine_or_of_too_few_updates(tmp_path: Path) -> None:
-    written(tmp_path)
+def test_likely_range_needs_a_profile_and_enough_updates(tmp_path: Path) -> None:
+    written_profile(tmp_path)
     assert forecast("async", 2, World(delay=("exp:1s",)), 100).time_likely_s is None
     like = World(like=tmp_path)
     assert forecast("async", 2, like, 39).time_likely_s is None
-    found = forecast("async", 2, like, 400)
-    assert found.time_likely_s is not None
-    assert found.time_likely_s[0] < found.time_per_update_s < found.time_likely_s[1]
-    line = next(one for one in render_forecast(found) if one.startswith("  likely"))
+    predicted = forecast("async", 2, like, 400)
+    assert predicted.time_likely_s is not None
+    assert predicted.time_likely_s[0] < predicted.time_per_update_s < predicted.time_likely_s[1]
+    line = next(one for one in render_forecast(predicted) if one.startswith("  likely"))
     assert " in 9 of 10 live runs (the machine's speed changed by 0.0 % while" in line

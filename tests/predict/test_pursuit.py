@@ -1,4 +1,4 @@
-"""A race to a target: how many seeds it runs."""
+"""A race to a target: the number of seeds it runs."""
 
 import math
 from types import SimpleNamespace
@@ -21,10 +21,10 @@ from paceline.workloads import load_task
 
 
 @pytest.mark.parametrize(("computed_s", "num_seeds"), [(0.0, MOST_SEEDS), (1.0, FEWEST_SEEDS)])
-def test_the_budget_counts_computing_and_no_waiting(
+def test_budget_counts_computing_not_waiting(
     computed_s: float, num_seeds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long other processes keep it waiting, a race compares as much."""
+    """A race compares as much, however long other processes keep it waiting."""
     training = Training(task=load_task("quadratic", 2, None), mini_batch_size=4, lr=None, seed=0)
     delays = tuple(delay or NO_DELAY for delay in parse_delays(("10ms",), 2))
     conditions = Conditions(delays=delays)
@@ -46,14 +46,14 @@ def test_the_budget_counts_computing_and_no_waiting(
 @pytest.mark.parametrize(
     ("best_s", "other_s", "is_behind"),
     [
-        ((5.1, 5.3, 10.3), (8.3, 6.9, 5.9), False),  # its median is short by luck
+        ((5.1, 5.3, 10.3), (8.3, 6.9, 5.9), False),  # its median is low by chance
         ((5.7, 5.9, 6.9), (8.3, 7.6, 9.1), True),
-        ((5.7, 5.9, 6.9), (6.3, 6.6, 7.1), False),  # never ahead, but near
+        ((5.7, 5.9, 6.9), (6.3, 6.6, 7.1), False),  # never ahead, but close
         ((5.7, 5.9, 6.9, 9.5), (8.3, 7.6, 9.1, 8.8), True),
         ((5.7, 5.9, math.inf), (math.inf, math.inf, math.inf), False),
     ],
 )
-def test_a_finalist_leaves_when_more_seeds_would_not_help(
+def test_finalist_leaves_when_more_seeds_would_not_help(
     best_s: tuple[float, ...], other_s: tuple[float, ...], is_behind: bool
 ) -> None:
     best, other = (

@@ -1,4 +1,4 @@
-"""From a model to its cut and its table: measured here, small."""
+"""From a small model to its cut and its table, measured here."""
 
 import json
 import sys
@@ -23,8 +23,8 @@ FLOATS = (InputShape((16,), torch.float32),)
 
 
 @pytest.fixture(autouse=True)
-def nobody_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each would begin processes; test_neighbours.py has them."""
+def no_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start no neighbour processes; test_neighbours.py tests them."""
     monkeypatch.setattr(split_costs, "neighbours", lambda *_: nullcontext())
 
 
@@ -56,27 +56,27 @@ def question(name: str, num_workers: int, **changes: object) -> SplitQuestion:
     return SplitQuestion(spec=f"{__name__}:{name}", num_workers=num_workers, **(given | changes))
 
 
-def test_a_small_model_is_cut_best_and_answered_do_not_split(
+def test_small_model_is_cut_optimally_and_advised_not_to_split(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    far = LinkCost(latency_s=0.02, s_per_byte=0.0)  # a busy machine's layers do not reach that
+    far = LinkCost(latency_s=0.02, s_per_byte=0.0)  # more than the layers take on a busy machine
     monkeypatch.setattr(split_costs, "measure_loopback", lambda: far)
     report = partition(question("chain", 3))
     placement = report.found.placement
-    assert sum(len(one.nodes) for one in placement.parts) == 6
+    assert sum(len(part.nodes) for part in placement.parts) == 6
     steps = {row.name: row.placement.step_s for row in report.rows}
     rows = {row.name: row for row in report.rows}
-    if rows["best"].step_s >= rows["of all cuts"].step_s:  # else it is better in virtual time
+    if rows["best"].step_s >= rows["of all cuts"].step_s:  # otherwise it is better in virtual time
         assert steps["best"] == pytest.approx(steps["of all cuts"], rel=1e-9)
     assert steps["best"] <= steps["even"] * (1 + 1e-9)
     assert report.is_exact
     assert report.verdict.startswith("do not split for speed")
-    # Which of the two with whole copies hangs on layers timed here; by given costs: test_prices.py.
+    # The choice between the two depends on timings here; test_prices.py has given costs.
     assert plan_splits(question("chain", 3)).table.advised.name in ("none", "data")
     json.dumps(report.to_json())
 
 
-def test_the_text_names_parts_borders_and_the_cuts_beside_it() -> None:
+def test_text_names_parts_borders_and_other_cuts() -> None:
     report = partition(question("chain", 2))
     text = "\n".join(render_partition(report))
     assert "6 pieces by torch.fx" in text
@@ -85,34 +85,34 @@ def test_the_text_names_parts_borders_and_the_cuts_beside_it() -> None:
     for name in ("best", "even", "of all cuts", "none"):
         assert f"\n{name} " in text
     picture = draw_partition(report)
-    # ground, pieces, F and B of 4 in 2 parts; what each computes at the end, where that is anything
+    # background, pieces, F and B of 4 in 2 parts; and work at the end of a part, if any
     assert picture.count("<rect") - (1 + 6 + 2 * 2 * 4) in (0, 1, 2)
 
 
-def test_the_table_has_all_splits_and_what_does_not_fit() -> None:
+def test_table_lists_all_splits() -> None:
     report = plan_splits(question("chain", 4))
-    names = [one.name for one in report.table.prices]
+    names = [price.name for price in report.table.prices]
     assert names == ["none", "data", "network", "layer", "shard-1", "shard-2", "shard-3", "2x2"]
     text = "\n".join(render_splits(report))
     assert "advice: " in text
     json.dumps(report.to_json())
 
 
-def test_a_plan_says_what_a_pipeline_runs_by() -> None:
-    asked = question("chain", 2, micro_batches=None)
-    said = "as many micro-batches as a run uses, with gpipe unless 1f1b or interleaved is named"
-    assert dict(plan_splits(asked).about)["batch"] == f"16 samples an update, {said}"
+def test_plan_names_the_pipeline_schedule() -> None:
+    request = question("chain", 2, micro_batches=None)
+    message = "as many micro-batches as a run uses, with gpipe unless 1f1b or interleaved is named"
+    assert dict(plan_splits(request).about)["batch"] == f"16 samples an update, {message}"
     named = question("chain", 2, micro_batches=None, schedule="1f1b")
     assert dict(plan_splits(named).about)["batch"].endswith("as a run uses, with 1f1b")
 
 
-def test_a_model_that_branches_is_said_with_its_line() -> None:
+def test_branching_model_is_reported_with_its_line() -> None:
     with pytest.raises(ConfigError, match=r"only 1 piece .* is kept whole: .*hard_to_cut.py:\d+"):
         partition(question("branching", 2))
     report = plan_splits(question("branching", 2))
     kept = dict(report.about)["kept whole"]
     assert "hard_to_cut.py:" in kept
-    network = next(one for one in report.table.prices if one.name == "network")
+    network = next(price for price in report.table.prices if price.name == "network")
     assert network.step_s is None
 
 
@@ -121,25 +121,25 @@ def test_batch_norm_is_named() -> None:
     assert about["batch norm"].startswith("1 use statistics of the whole batch")
 
 
-def test_a_large_model_asks_for_the_table_by_itself_and_is_advised_a_shard_or_a_cut(
+def test_large_model_gets_the_table_and_a_split_as_advice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing is made of it but its shapes."""
+    """Only its shapes are made."""
     wide = (InputShape((7141,), torch.float32),)
-    asked = question("huge", 4, inputs=wide)
-    assert wants_splits(asked)
+    request = question("huge", 4, inputs=wide)
+    assert wants_splits(request)
     assert not wants_splits(question("chain", 4))
     monkeypatch.setattr(split_costs, "is_too_large", lambda model: True)
-    report = plan_splits(asked)
+    report = plan_splits(request)
     assert report.notes[0].startswith("509,938,810 parameters: from 500,000,000 on")
     assert report.table.advised.name not in ("none", "data")
     assert dict(report.about)["costs"].startswith("counted, not measured")
     tight = plan_splits(question("huge", 4, inputs=wide, memory_bytes=4 << 30))
-    assert any(one.startswith("one copy does not fit") for one in tight.notes)
+    assert any(note.startswith("one copy does not fit") for note in tight.notes)
     assert tight.table.advised.fits
 
 
-def test_an_optimizer_that_cannot_step_is_named() -> None:
+def test_optimizer_that_cannot_step_is_named() -> None:
     task: Any = SimpleNamespace(
         optimizer=lambda parameters, lr: torch.optim.LBFGS(parameters, lr=lr), learning_rate=0.1
     )
@@ -149,7 +149,7 @@ def test_an_optimizer_that_cannot_step_is_named() -> None:
         split_costs._update(subject, is_counted=False)
 
 
-def test_what_a_module_makes_at_import_keeps_its_numbers(
+def test_tensors_made_at_import_keep_their_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "import torch\nSCALE = torch.ones(2)\ndef net():\n    return torch.nn.Linear(2, 2)\n"
@@ -160,7 +160,7 @@ def test_what_a_module_makes_at_import_keeps_its_numbers(
     assert sys.modules["scaled_net"].SCALE.tolist() == [1.0, 1.0]
 
 
-def test_what_is_wrong_is_said_in_one_sentence() -> None:
+def test_invalid_questions_get_a_short_error() -> None:
     with pytest.raises(ConfigError, match=r"7 parts are wanted, but .* 6 pieces .* write -n 6"):
         partition(question("chain", 7))
     with pytest.raises(ConfigError, match="2 samples cannot be 4 equal micro-batches; 2 are"):

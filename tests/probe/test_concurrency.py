@@ -1,4 +1,4 @@
-"""One job in several ways: what waits gains by all, and numbers that cannot be are named."""
+"""One job in several ways: waiting gains by all of them; invalid numbers are refused."""
 
 import pytest
 
@@ -22,8 +22,8 @@ def times(kind: str, *seconds: float) -> JobTimes:
     return JobTimes(kind=kind, ways=ways)
 
 
-def test_the_cheapest_way_that_is_nearly_the_fastest_is_advised() -> None:
-    found = Concurrency(
+def test_cheapest_way_that_is_nearly_the_fastest_is_advised() -> None:
+    result = Concurrency(
         jobs=8, at_once=4, cores=2, has_lock=True,
         kinds=(
             times("waiting", 8.0, 2.0, 2.0, 1.9), times("Python", 8.0, 8.0, 8.4, 4.1),
@@ -31,7 +31,7 @@ def test_the_cheapest_way_that_is_nearly_the_fastest_is_advised() -> None:
         ),
         make_s=dict.fromkeys(WAYS[1:], 1e-5), talk_s=dict.fromkeys(WAYS[1:], 1e-6),
     )  # fmt: skip
-    text = "\n".join(render_concurrency(found))
+    text = "\n".join(render_concurrency(result))
     assert "waiting: coroutines (4.00 times" in text
     assert "Python: processes (1.95 times" in text
     assert "library: threads (1.95 times" in text
@@ -40,18 +40,18 @@ def test_the_cheapest_way_that_is_nearly_the_fastest_is_advised() -> None:
     assert "one thread runs Python code at a time" in text
 
 
-def test_every_kind_is_measured_by_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_is_measured_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrency, "_AIM_S", 0.005)
     monkeypatch.setattr(concurrency, "_ROUNDS", 1)
     monkeypatch.setattr(concurrency, "_WORDS", 5)
-    found = measure_concurrency(2, 1, lambda line: None)
-    assert [one.kind for one in found.kinds] == ["waiting", "Python", "library"]
-    assert all(one.ways.keys() == {*WAYS} for one in found.kinds)
-    assert all(seconds > 0 for seconds in (*found.make_s.values(), *found.talk_s.values()))
+    result = measure_concurrency(2, 1, lambda line: None)
+    assert [kind.kind for kind in result.kinds] == ["waiting", "Python", "library"]
+    assert all(kind.ways.keys() == {*WAYS} for kind in result.kinds)
+    assert all(seconds > 0 for seconds in (*result.make_s.values(), *result.talk_s.values()))
 
 
 @pytest.mark.parametrize(("cores", "begun"), [(96, 64), (4, 4)])
-def test_where_no_number_is_given_as_many_as_may_be_are_begun(
+def test_default_at_once_is_the_number_of_cores_up_to_64(
     cores: int, begun: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(jobs: int, at_once: int, say: object) -> Concurrency:
@@ -64,6 +64,6 @@ def test_where_no_number_is_given_as_many_as_may_be_are_begun(
 
 
 @pytest.mark.parametrize(("jobs", "at_once"), [(0, 1), (1, 0), (1001, 1), (1, 65)])
-def test_numbers_that_cannot_be_are_refused(jobs: int, at_once: int) -> None:
+def test_invalid_numbers_are_refused(jobs: int, at_once: int) -> None:
     with pytest.raises(ConfigError, match=r"--jobs must be 1 to 1000 and --at-once 1 to 64"):
         measure_concurrency(jobs, at_once, lambda line: None)

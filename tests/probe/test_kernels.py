@@ -1,4 +1,4 @@
-"""The compiled kernels: they measure what they say, and say why where they cannot."""
+"""The compiled kernels measure what they claim, or give the reason why they cannot."""
 
 import os
 import socket
@@ -33,23 +33,23 @@ CACHES = (Cache(kind="L1d", num_bytes=32 << 10, count=1), Cache(kind="L2", num_b
 
 @pytest.fixture(scope="module")
 def kernels() -> Iterator[Kernels]:
-    with compiled() as found:
-        yield found
+    with compiled() as built:
+        yield built
 
 
-def test_a_load_from_memory_takes_longer_than_one_from_the_first_cache(kernels: Kernels) -> None:
+def test_memory_load_takes_longer_than_a_first_cache_load(kernels: Kernels) -> None:
     near = min(kernels.chase(8 << 10, 20_000))
     far = min(kernels.chase(32 * MIB, 20_000))
     assert 0 < near < far
 
 
-def test_loads_that_do_not_wait_for_each_other_take_less_each(kernels: Kernels) -> None:
+def test_independent_loads_take_less_time_each(kernels: Kernels) -> None:
     one = min(kernels.chase(32 * MIB, 20_000, rings=1))
     many = min(kernels.chase(32 * MIB, 20_000, rings=16))
     assert many < one
 
 
-def test_passes_count_bytes_as_stream_does(kernels: Kernels) -> None:
+def test_passes_count_bytes_as_the_stream_benchmark(kernels: Kernels) -> None:
     assert [one.arrays for one in Pass] == [1, 2, 3]
     for what in Pass:
         assert min(kernels.stream(what, MIB, 2, 2)) > 0
@@ -63,46 +63,46 @@ def test_every_format_is_measured_or_left_out(kernels: Kernels) -> None:
     assert kernels.arithmetic(VectorFormat.FP32, 1000, 1, 1) is not None
 
 
-def test_more_memory_than_there_is_is_said(kernels: Kernels) -> None:
+def test_too_little_memory_is_reported(kernels: Kernels) -> None:
     with pytest.raises(MemoryError, match="too little memory"):
         kernels.chase(1 << 60, 10)
 
 
-def test_without_a_compiler_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigError, match=r"no C\+\+ compiler: no-such-compiler .* apt install"):
         compiled().__enter__()
 
 
-def test_a_compiler_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(ConfigError, match="false cannot compile the probe's kernels: it failed"):
         compiled().__enter__()
 
 
 def keys(figures: Iterator[Figure]) -> dict[str, Figure]:
-    return {one.key: one for one in figures}
+    return {figure.key: figure for figure in figures}
 
 
-def test_memory_has_all_its_figures(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_figures_are_complete(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.probe.memory.memory_bytes", lambda caches: 4 * MIB)
     monkeypatch.setattr("paceline.probe.memory._MEMORY_STEPS", 1000)
-    found = keys(memory_figures(kernels, CACHES, 2))
-    assert found["l3_latency_s"].why_not.startswith("this machine has none")
-    for key, one in found.items():
+    figures = keys(memory_figures(kernels, CACHES, 2))
+    assert figures["l3_latency_s"].why_not.startswith("this machine has none")
+    for key, one in figures.items():
         assert key.endswith(f"_{one.unit.value}")
         assert (one.best or 0) > 0 or key == "l3_latency_s"
     assert [one.num_bytes for one in latency_curve(kernels, CACHES)][-1] == 4 * MIB
 
 
-def test_memory_is_taken_from_what_no_cache_holds() -> None:
+def test_memory_measurement_exceeds_every_cache() -> None:
     size = memory_bytes(CACHES)
     assert size & (size - 1) == 0
     assert size >= MIB
 
 
-def test_what_all_cores_read_lies_in_none_of_their_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight last caches of 32 MiB hold together what one of them does not."""
+def test_data_read_by_all_cores_exceeds_their_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight last-level caches of 32 MiB together hold more than one of them."""
     monkeypatch.setattr("paceline.probe.memory.available_bytes", lambda: 1 << 40)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 40))
     caches = (*CACHES, Cache(kind="L3", num_bytes=32 * MIB, count=8))
@@ -115,89 +115,89 @@ def test_what_all_cores_read_lies_in_none_of_their_caches(monkeypatch: pytest.Mo
     assert alone == {128 * MIB} == {max(one.args[0] for one in kernels.chase.call_args_list)}
 
 
-def test_the_disk_is_read_and_left_as_it_was(
+def test_disk_is_measured_and_left_unchanged(
     kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "_FILE_BYTES", 16 * MIB)
     monkeypatch.setattr(storage, "_ROUND_S", 0.02)
-    found = keys(storage_figures(kernels, tmp_path))
-    assert sorted(found) == [
+    figures = keys(storage_figures(kernels, tmp_path))
+    assert sorted(figures) == [
         "disk_read_bytes_per_s", "disk_read_latency_s", "disk_reads_per_s",
         "disk_write_bytes_per_s",
     ]  # fmt: skip
-    assert all((one.best or 0) > 0 and "O_DIRECT" in one.how for one in found.values())
+    assert all((figure.best or 0) > 0 and "O_DIRECT" in figure.how for figure in figures.values())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_the_cache_may_answer_it_is_said(
+def test_report_says_when_the_disk_cache_may_have_answered(
     kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "_FILE_BYTES", 16 * MIB)
     monkeypatch.setattr(storage, "_ROUND_S", 0.02)
     monkeypatch.setattr(storage, "_DIRECT", 0)
-    found = keys(storage_figures(kernels, tmp_path))
-    assert all("may have answered" in one.how for one in found.values())
+    figures = keys(storage_figures(kernels, tmp_path))
+    assert all("may have answered" in figure.how for figure in figures.values())
 
 
-def test_a_folder_that_is_not_there_is_named(kernels: Kernels, tmp_path: Path) -> None:
+def test_missing_folder_is_named(kernels: Kernels, tmp_path: Path) -> None:
     with pytest.raises(FileError, match="nowhere"):
         list(storage_figures(kernels, tmp_path / "nowhere"))
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores are needed")
-def test_cores_hand_words_and_buffers_over(kernels: Kernels) -> None:
-    found = keys(core_figures(kernels))
-    assert all((one.best or 0) > 0 for one in found.values())
+def test_core_to_core_figures_are_measured(kernels: Kernels) -> None:
+    figures = keys(core_figures(kernels))
+    assert all((figure.best or 0) > 0 for figure in figures.values())
 
 
 def test_loopback_and_calls_are_measured(kernels: Kernels) -> None:
-    found = keys(loopback_figures(kernels)) | keys(software_figures())
-    assert found["loopback_latency_s"].unit is Unit.SECONDS
-    assert {"python_call_s", "torch_call_s", "process_start_s"} < found.keys()
-    assert all((one.best or 0) > 0 for one in found.values())
+    result = keys(loopback_figures(kernels)) | keys(software_figures())
+    assert result["loopback_latency_s"].unit is Unit.SECONDS
+    assert {"python_call_s", "torch_call_s", "process_start_s"} < result.keys()
+    assert all((value.best or 0) > 0 for value in result.values())
 
 
-def test_a_peer_that_serves_is_measured(kernels: Kernels) -> None:
-    said = list[str]()
+def test_serving_peer_is_measured(kernels: Kernels) -> None:
+    messages = list[str]()
     is_there = threading.Event()
 
     def say(line: str) -> None:
-        said.append(line)
+        messages.append(line)
         is_there.set()
 
     threading.Thread(target=serve, args=(kernels, 0, say), daemon=True).start()
     assert is_there.wait(10)
-    port = said[0].rpartition(":")[2]
-    found = keys(peer_figures(kernels, f"127.0.0.1:{port}"))
-    assert (found["peer_bytes_per_s"].best or 0) > 0
-    assert (found["peer_round_trip_s"].best or 0) > 0
+    port = messages[0].rpartition(":")[2]
+    figures = keys(peer_figures(kernels, f"127.0.0.1:{port}"))
+    assert (figures["peer_bytes_per_s"].best or 0) > 0
+    assert (figures["peer_round_trip_s"].best or 0) > 0
 
 
-def test_a_peer_that_does_not_serve_tells_the_way_there_and_back(kernels: Kernels) -> None:
+def test_peer_that_does_not_serve_gives_only_the_round_trip(kernels: Kernels) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    found = keys(peer_figures(kernels, f"127.0.0.1:{port}"))
-    assert (found["peer_round_trip_s"].best or 0) > 0
-    assert f"paceline probe --serve {port}" in found["peer_latency_s"].why_not
+    figures = keys(peer_figures(kernels, f"127.0.0.1:{port}"))
+    assert (figures["peer_round_trip_s"].best or 0) > 0
+    assert f"paceline probe --serve {port}" in figures["peer_latency_s"].why_not
 
 
 @pytest.mark.parametrize("peer", ["host:port", ":1", "host:0", "host:70000", ""])
-def test_a_peer_is_a_host_and_a_port(peer: str) -> None:
+def test_invalid_peer_is_refused(peer: str) -> None:
     with pytest.raises(ConfigError, match=r"--peer must be HOST or HOST:PORT"):
         read_peer(peer)
 
 
-def test_a_peer_that_nobody_knows_is_named() -> None:
+def test_unknown_peer_is_named() -> None:
     with pytest.raises(LinkError, match="unknown host"):
         list(peer_figures(None, "no-such-host.invalid"))
 
 
 @pytest.mark.parametrize("peer", ["10..0.7", f"{'long' * 16}.org:80"])
-def test_a_peer_that_cannot_be_a_name_is_named(peer: str) -> None:
+def test_invalid_host_name_is_named(peer: str) -> None:
     with pytest.raises(LinkError, match="is not a valid host name"):
         list(peer_figures(None, peer))
 
 
-def test_a_port_that_cannot_be_had_is_named(kernels: Kernels) -> None:
+def test_unavailable_port_is_named(kernels: Kernels) -> None:
     with pytest.raises(ConfigError, match=r"--serve 70000: .*choose another port"):
         serve(kernels, 70_000, lambda line: None)

@@ -1,4 +1,4 @@
-"""A whole probe: what is kept, what is shown, what is said where something is missing."""
+"""A whole probe: figures that are kept, shown, or missing with a reason."""
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
@@ -40,7 +40,7 @@ PROBE = Probe(
 )  # fmt: skip
 
 
-def test_the_table_says_how_far_the_textbook_is() -> None:
+def test_table_compares_figures_to_the_textbook() -> None:
     text = "\n".join(render_probe(PROBE))
     rows = {line.split("  ")[0]: line for line in text.splitlines()}
     assert "x 0.67" in rows["l1 latency s"]  # 1 ns beside 1.5 ns
@@ -55,20 +55,20 @@ def test_the_table_says_how_far_the_textbook_is() -> None:
     assert "other programs were running" in "\n".join(render_probe(replace(PROBE, load=1.5)))
 
 
-def test_the_picture_has_every_figure_and_the_curve() -> None:
+def test_plot_has_every_figure_and_the_curve() -> None:
     root = ElementTree.fromstring(draw_probe(PROBE))
-    texts = [one.text for one in root.iter("{http://www.w3.org/2000/svg}text")]
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"l1 latency s", "vector fp32 op per s", "disk reads per s"} < set(texts)
     assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 1
 
 
-def test_what_the_textbook_says_has_the_unit_of_its_figure() -> None:
+def test_textbook_values_have_the_unit_of_their_figure() -> None:
     for key, (low, high) in TEXTBOOK.items():
         assert 0 < low <= high
         assert any(key.endswith(f"_{unit.value}") for unit in Unit)
 
 
-def test_the_best_is_kept_and_what_was_not_measured_is_not(
+def test_best_values_are_kept_and_missing_ones_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -80,34 +80,34 @@ def test_the_best_is_kept_and_what_was_not_measured_is_not(
     assert known.source.startswith("paceline probe, 2")
 
 
-def test_without_a_compiler_the_rest_is_measured(
+def test_other_figures_are_measured_without_a_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(probing, "matmul_figures", lambda device: iter(()))
-    found = probe_machine(ProbeQuestion(folder=tmp_path), lambda line: None)
-    assert "no C++ compiler" in found.missing[0]
-    assert {one.group for one in found.figures} >= {Group.SOFTWARE}
+    result = probe_machine(ProbeQuestion(folder=tmp_path), lambda line: None)
+    assert "no C++ compiler" in result.missing[0]
+    assert {one.group for one in result.figures} >= {Group.SOFTWARE}
 
 
-def test_products_are_measured_in_every_format(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrix_products_are_measured_in_every_format(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.probe.rates._SIDES", (64,))
     monkeypatch.setattr("paceline.probe.rates._PRODUCT_S", 0.01)
-    found = {one.key: one for one in matmul_figures(torch.device("cpu"))}
-    assert len(found) == 5
-    assert all(one.samples or one.why_not for one in found.values())
-    assert (found["matmul_fp32_op_per_s"].best or 0) > 0
+    results = {one.key: one for one in matmul_figures(torch.device("cpu"))}
+    assert len(results) == 5
+    assert all(result.samples or result.why_not for result in results.values())
+    assert (results["matmul_fp32_op_per_s"].best or 0) > 0
 
 
-def test_a_device_is_measured_as_a_processor_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No accelerator is here: its code runs on the processor, where nothing can be pinned."""
+def test_device_figures_are_measured_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an accelerator the device code runs on the CPU, where nothing can be pinned."""
     for name in ("_BYTES", "_MEMORY_BYTES"):
         monkeypatch.setattr(f"paceline.probe.devices.{name}", 1 << 16)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
-    found = {one.key: one for one in device_figures(torch.device("cpu"))}
-    assert (found["to_device_pageable_bytes_per_s"].best or 0) > 0
-    assert (found["device_launch_s"].best or 0) > 0
-    assert all(one.samples or one.why_not for one in found.values())
+    results = {one.key: one for one in device_figures(torch.device("cpu"))}
+    assert (results["to_device_pageable_bytes_per_s"].best or 0) > 0
+    assert (results["device_launch_s"].best or 0) > 0
+    assert all(result.samples or result.why_not for result in results.values())
 
 
 @pytest.mark.parametrize(
@@ -123,11 +123,11 @@ def test_a_device_is_measured_as_a_processor_would_be(monkeypatch: pytest.Monkey
         ("--peer no-such-host.invalid", 1, "unknown host no-such-host.invalid"),
     ],
 )
-def test_what_cannot_be_probed_is_said_before_a_minute_of_measuring(
+def test_invalid_options_are_refused_before_measuring(
     say: Callable[[str], tuple[int, str, str]], flags: str, code: int, said: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(probing, "probe_machine", None)
-    found, _, err = say(f"probe {flags}")
-    assert found == code
+    result, _, err = say(f"probe {flags}")
+    assert result == code
     assert said in err

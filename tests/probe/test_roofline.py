@@ -1,4 +1,4 @@
-"""A model below the ceilings: operations and bytes as counted by hand, rates as they were kept."""
+"""A model below the ceilings: operations and bytes as counted by hand, rates from the probe."""
 
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -24,27 +24,27 @@ def subject(*layers: nn.Module) -> Subject:
     return Subject(name="net", model=nn.Sequential(*layers), inputs=lambda n: (torch.ones(n, 6),))
 
 
-def test_operations_and_bytes_are_those_of_the_layers() -> None:
+def test_operations_and_bytes_are_counted_per_layer() -> None:
     write_machine({"matmul_fp32_op_per_s": 1e11, "memory_read_bytes_per_s": 1e10})
     shared = nn.Linear(6, 6, bias=False)
     net = subject(nn.Unflatten(1, (2, 3)), nn.Flatten(), shared, nn.ReLU(inplace=True), shared)
-    found = measure_roofline(net, 4, CPU)
-    layers = {one.name: one for one in found.layers}
-    assert list(layers) == ["0", "1", "2", "3"]  # a module that is used twice is one layer
+    result = measure_roofline(net, 4, CPU)
+    layers = {layer.name: layer for layer in result.layers}
+    assert list(layers) == ["0", "1", "2", "3"]  # a module used twice is one layer
     assert layers["0"].bound == layers["1"].bound == "nothing"
     assert layers["2"].operations == 2 * (2 * 4 * 6 * 6)
     assert layers["2"].num_bytes == 2 * 4 * (4 * 6 + 4 * 6 + 6 * 6)
     assert layers["3"].num_bytes == 2 * 4 * (4 * 6)
     assert layers["2"].bound == "memory"  # 288 operations in 3 ns, 336 bytes in 34 ns
     assert layers["2"].share == pytest.approx(67.2e-9 / layers["2"].took_s, rel=0.01)
-    text = "\n".join(render_roofline(found))
+    text = "\n".join(render_roofline(result))
     assert "100 Gop/s, 10 GB/s, which meet at 10 operations a byte (paceline probe, 2" in text
-    root = ElementTree.fromstring(draw_roofline(found))
+    root = ElementTree.fromstring(draw_roofline(result))
     assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == 1
 
 
 class Attending(nn.Module):
-    """Attention in a module that uses another's weights, in a function, and a shared weight."""
+    """Attention with another module's weights, attention in a function, and a shared weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,40 +59,40 @@ class Attending(nn.Module):
         return nn.functional.linear(again[0, 0], self.out.weight)
 
 
-def test_what_is_computed_in_no_layer_is_a_row_of_its_own() -> None:
-    """With four rows of six: a projection is 2 * 4 * 6 * 6 operations, an attention 2 * 2 * 96."""
+def test_work_outside_layers_has_its_own_row() -> None:
+    """With four rows of six a projection is 2 * 4 * 6 * 6 operations, an attention 2 * 2 * 96."""
     write_machine({"matmul_fp32_op_per_s": 1e11, "memory_read_bytes_per_s": 1e10})
     net = Subject(name="net", model=Attending(), inputs=lambda n: (torch.ones(n, 6),))
     was_enabled = torch.backends.mha.get_fastpath_enabled()
-    found = measure_roofline(net, 4, CPU)
+    result = measure_roofline(net, 4, CPU)
     assert torch.backends.mha.get_fastpath_enabled() == was_enabled
-    layers = {one.name: one for one in found.layers}
+    layers = {layer.name: layer for layer in result.layers}
     assert list(layers) == ["attention", "out", BETWEEN]
     project, attend = 2 * 4 * 6 * 6, 2 * (2 * 4 * 4 * 6)
     assert layers["attention"].kind == "MultiheadAttention"
     assert layers["attention"].operations == 4 * project + attend
     assert layers["out"].operations == project
     assert layers[BETWEEN].operations == attend + project
-    assert layers[BETWEEN].num_bytes >= 4 * (4 * 6 + 6 * 6 + 4 * 6)  # of the last product alone
-    assert 0 < layers[BETWEEN].took_s < found.took_s
-    assert found.took_s == pytest.approx(sum(one.took_s for one in found.layers))
-    assert BETWEEN in "\n".join(render_roofline(found))
-    root = ElementTree.fromstring(draw_roofline(found))
+    assert layers[BETWEEN].num_bytes >= 4 * (4 * 6 + 6 * 6 + 4 * 6)  # only of the last product
+    assert 0 < layers[BETWEEN].took_s < result.took_s
+    assert result.took_s == pytest.approx(sum(layer.took_s for layer in result.layers))
+    assert BETWEEN in "\n".join(render_roofline(result))
+    root = ElementTree.fromstring(draw_roofline(result))
     assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == 3
 
 
-def test_a_model_that_calls_no_module_is_one_layer() -> None:
+def test_model_without_submodules_is_one_layer() -> None:
     write_machine({"matmul_fp32_op_per_s": 1e11, "memory_read_bytes_per_s": 1e10})
     net = Subject(name="net", model=nn.Linear(6, 6), inputs=lambda n: (torch.ones(n, 6),))
-    assert [one.name for one in measure_roofline(net, 4, CPU).layers] == ["(model)"]
+    assert [layer.name for layer in measure_roofline(net, 4, CPU).layers] == ["(model)"]
 
 
-def test_a_machine_that_was_not_probed_is_sent_to_the_probe() -> None:
+def test_unprobed_machine_is_referred_to_probe() -> None:
     with pytest.raises(ConfigError, match="run paceline probe first"):
         measure_roofline(subject(nn.Linear(6, 6)), 4, CPU)
 
 
-def test_a_model_that_does_not_run_says_where() -> None:
+def test_model_that_does_not_run_is_refused() -> None:
     write_machine({"matmul_fp32_op_per_s": 1e11, "memory_read_bytes_per_s": 1e10})
     with pytest.raises(ConfigError, match="the model does not run: "):
         measure_roofline(subject(nn.Linear(7, 6)), 4, CPU)

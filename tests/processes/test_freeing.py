@@ -1,4 +1,4 @@
-"""Memory that this process holds and no longer needs is given back; what is named stays."""
+"""Memory this process no longer needs is freed; referenced objects stay."""
 
 import gc
 import sys
@@ -12,7 +12,7 @@ from paceline.processes.freeing import Freed, free_memory
 
 
 class Model:
-    """What a training holds."""
+    """The memory of a training."""
 
     def __init__(self) -> None:
         self.weights = np.ones(1 << 22)
@@ -25,8 +25,8 @@ def train(models: list[weakref.ref[Model]]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_what_the_last_error_held_is_given_back() -> None:
-    """As in a notebook: the frames of the failed cell live on in sys.last_value."""
+def test_memory_held_by_the_last_error_is_freed() -> None:
+    """As in a notebook: sys.last_value keeps the frames of the failed cell alive."""
     models: list[weakref.ref[Model]] = []
     try:
         train(models)
@@ -40,7 +40,7 @@ def test_what_the_last_error_held_is_given_back() -> None:
     assert freed.memory_bytes > 30e6
 
 
-def test_a_cycle_is_collected_and_what_is_named_stays() -> None:
+def test_cycle_is_collected_and_named_objects_stay() -> None:
     gc.collect()
     kept, dropped = Model(), Model()
     dropped.self = dropped  # type: ignore[attr-defined]
@@ -51,13 +51,13 @@ def test_a_cycle_is_collected_and_what_is_named_stays() -> None:
     assert of_kept() is kept
 
 
-def test_it_is_at_the_door_and_says_what_it_did() -> None:
+def test_free_memory_is_public_and_reports_what_it_freed() -> None:
     assert paceline.free_memory is free_memory
     assert str(Freed(1 << 20, 0, 12)) == "1.0 MiB of memory, 0 B of devices, 12 objects"
 
 
 class Device:
-    """Stands for ``torch.cuda``: 100 bytes reserved, until its cache is emptied."""
+    """A stand-in for ``torch.cuda`` with 100 bytes reserved until its cache is emptied."""
 
     def __init__(self) -> None:
         self.reserved = 100
@@ -86,7 +86,7 @@ class Device:
         self.reserved = 0
 
 
-def test_a_device_that_is_in_use_is_waited_for_and_its_cache_emptied(
+def test_device_is_synchronized_and_its_cache_emptied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device = Device()

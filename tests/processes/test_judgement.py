@@ -1,4 +1,4 @@
-"""Who trains, whose work it is, who is a ghost and who may be ended, on processes that are data."""
+"""Judgements on recorded processes: which train, for which job, are ghosts, and may be ended."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ SPAWN = ("python", "-c", "from multiprocessing.spawn import spawn_main; spawn_ma
 
 
 def process(pid: int, parent: int = 1, **changed: object) -> Process:
-    """A training script that waits; the numbers rise as processes begin."""
+    """A training script that waits; process numbers rise in order of start."""
     usual: dict[str, object] = {
         "pid": pid, "start_ticks": pid, "parent": parent, "owner": OWNER, "group": pid,
         "session": 50, "namespace": HERE, "name": "python", "command": TRAINS, "exe": PYTHON,
@@ -42,7 +42,7 @@ def process(pid: int, parent: int = 1, **changed: object) -> Process:
     return Process(**{**usual, **changed})  # type: ignore[arg-type]
 
 
-def seen(*processes: Process, leaderless: bool = False) -> ProcessSnapshot:
+def snapshot_of(*processes: Process, leaderless: bool = False) -> ProcessSnapshot:
     shells = () if leaderless else (SHELL,)
     return ProcessSnapshot(
         processes=(INIT, *shells, LOOKER, *processes), own=60, owner=OWNER, namespace=HERE
@@ -88,9 +88,9 @@ ORPHANS = {
 
 
 @pytest.mark.parametrize("orphan", ORPHANS.values(), ids=[*ORPHANS])
-def test_who_needs_a_parent_and_has_lost_it_is_a_ghost(orphan: Process) -> None:
+def test_dependent_process_without_its_parent_is_a_ghost(orphan: Process) -> None:
     reaper = process(2, parent=1, command=("python", "/init.py"), has_torch=False)
-    snapshot = seen(reaper, orphan)
+    snapshot = snapshot_of(reaper, orphan)
     assert ghost_pids(snapshot) == {101}
     assert [one.pid for one, _ in choose(snapshot, for_s=LOOK_S).targets] == [101]
     judged = {one.process.pid: one for one in judge(snapshot, LOOK_S)}
@@ -149,24 +149,24 @@ BYSTANDERS = {
 }  # fmt: skip
 
 
-def test_there_are_thirty_bystanders() -> None:
+def test_at_least_thirty_bystanders_are_covered() -> None:
     assert len(BYSTANDERS) >= 30
 
 
 @pytest.mark.parametrize("bystander", BYSTANDERS.values(), ids=[*BYSTANDERS])
-def test_a_bystander_is_not_ended(bystander: Process) -> None:
-    snapshot = seen(SCRIPT, bystander)
+def test_bystander_is_not_ended(bystander: Process) -> None:
+    snapshot = snapshot_of(SCRIPT, bystander)
     assert choose(snapshot, for_s=LOOK_S).targets == ()
     assert all(one.condition is not Condition.GHOST for one in judge(snapshot, LOOK_S))
 
 
 @pytest.mark.parametrize("bystander", BYSTANDERS.values(), ids=[*BYSTANDERS])
-def test_who_was_begun_by_a_ghost_is_not_ended_with_it(bystander: Process) -> None:
-    """Ours by parent, not by work; parts of the ghost are."""
+def test_unrelated_child_of_a_ghost_is_not_ended(bystander: Process) -> None:
+    """A child that is no part of the job; parts of the ghost are ended."""
     ghost = process(100, command=SPAWN)
     begun = replace(bystander, parent=100)
     is_part = role_of(begun) in (Role.LOADER_WORKER, Role.SPAWNED, Role.FORKED)
-    targets = {one.pid for one, _ in choose(seen(ghost, begun), for_s=LOOK_S).targets}
+    targets = {one.pid for one, _ in choose(snapshot_of(ghost, begun), for_s=LOOK_S).targets}
     foreign = begun.owner != OWNER or begun.namespace != HERE
     assert targets == ({100, 101} if is_part and not foreign else {100})
 
@@ -176,7 +176,7 @@ def test_parts_of_a_ghost_are_ghosts() -> None:
     loader = process(102, parent=101, **LOADER, used_s=0.9)
     grandchild = process(103, parent=102, is_forked=True, group=100, used_s=0.9)
     sleeper = process(104, parent=101, exe="/bin/sleep", command=("sleep", "9"), has_torch=False)
-    assert ghost_pids(seen(rank, loader, grandchild, sleeper)) == {101, 102, 103}
+    assert ghost_pids(snapshot_of(rank, loader, grandchild, sleeper)) == {101, 102, 103}
 
 
 LIVING = {
@@ -195,7 +195,7 @@ LIVING = {
 
 @pytest.mark.parametrize("parent", LIVING.values(), ids=[*LIVING])
 @pytest.mark.parametrize("part", ORPHANS.values(), ids=[*ORPHANS])
-def test_a_part_whose_parent_may_live_is_no_ghost(parent: Process, part: Process) -> None:
+def test_process_whose_parent_may_live_is_no_ghost(parent: Process, part: Process) -> None:
     child = replace(part, parent=parent.pid)
     snapshot = ProcessSnapshot(
         processes=(*({INIT} - {parent} if parent.pid != 1 else ()), parent, SHELL, LOOKER, child),
@@ -205,42 +205,44 @@ def test_a_part_whose_parent_may_live_is_no_ghost(parent: Process, part: Process
     assert choose(snapshot, for_s=LOOK_S).targets == ()
 
 
-def test_a_loader_worker_that_a_fork_server_has_forked_is_no_ghost() -> None:
-    """multiprocessing's own, which ends with the script and has no torch itself."""
+def test_loader_worker_of_a_fork_server_is_no_ghost() -> None:
+    """The fork server of multiprocessing, which ends with the script and does not import torch."""
     words = ("python", "-c", "from multiprocessing.forkserver import main; main(5, 6, [])")
     server = process(101, parent=100, has_torch=False, command=words)
     loader = process(102, parent=101, command=words, **{**LOADER, "group": 100})
-    assert ghost_pids(seen(SCRIPT, server, loader)) == set()
+    assert ghost_pids(snapshot_of(SCRIPT, server, loader)) == set()
 
 
-def test_a_parent_that_began_later_is_none() -> None:
-    """Its number has been given to another process, which runs the same program."""
+def test_process_that_started_later_is_not_the_parent() -> None:
+    """Its number was reused by another process that runs the same program."""
     later = process(100, start_ticks=500)
-    assert has_lost_parent(process(101, parent=100, **LOADER), seen(later))
+    assert has_lost_parent(process(101, parent=100, **LOADER), snapshot_of(later))
 
 
-def test_nobody_is_idle_without_a_second_look() -> None:
+def test_no_process_is_idle_without_a_second_look() -> None:
     forked = process(101, is_forked=True, group=100)
-    assert ghosts(seen(forked), 0.0) == {}
+    assert ghosts(snapshot_of(forked), 0.0) == {}
 
 
-def test_named_are_a_notebook_and_its_parts_and_nothing_else() -> None:
+def test_naming_a_notebook_selects_only_it_and_its_parts() -> None:
     kernel = process(100, parent=50, command=("python", "-m", "ipykernel_launcher"))
     loader = process(101, parent=100, **LOADER, command=kernel.command)
     shell = process(102, parent=100, exe="/bin/bash", command=("bash",), has_torch=False)
     orphan = process(103, **LOADER)
-    chosen = choose(seen(kernel, loader, shell, orphan), (100,), LOOK_S)
+    chosen = choose(snapshot_of(kernel, loader, shell, orphan), (100,), LOOK_S)
     assert {one.pid for one, _ in chosen.targets} == {100, 101}
     assert chosen.refused == ()
 
 
-def test_whom_init_has_adopted_is_no_part_of_it() -> None:
-    snapshot = seen(process(101, **LOADER), SCRIPT, process(102, parent=100, **LOADER))
+def test_process_adopted_by_init_is_no_part_of_init() -> None:
+    snapshot = snapshot_of(process(101, **LOADER), SCRIPT, process(102, parent=100, **LOADER))
     assert choose(snapshot, (1,), LOOK_S).targets == ()
     shell = process(100, exe="/bin/bash", has_torch=False, devices=("/dev/nvidia0",))
-    assert choose(seen(shell, process(103, parent=100, **LOADER)), (100,), LOOK_S).targets == ()
+    assert (
+        choose(snapshot_of(shell, process(103, parent=100, **LOADER)), (100,), LOOK_S).targets == ()
+    )
     adopted = process(103, parent=100, is_forked=True, exe="/opt/other/python3")
-    chosen = choose(seen(SCRIPT, adopted), (100,), LOOK_S)
+    chosen = choose(snapshot_of(SCRIPT, adopted), (100,), LOOK_S)
     assert [one.pid for one, _ in chosen.targets] == [100]
 
 
@@ -256,8 +258,8 @@ def test_whom_init_has_adopted_is_no_part_of_it() -> None:
         (106, "has ended"),
     ],
 )
-def test_who_may_not_be_ended_is_left_alone_also_by_name(named: int, why: str) -> None:
-    snapshot = seen(
+def test_protected_process_is_refused_even_by_number(named: int, why: str) -> None:
+    snapshot = snapshot_of(
         process(102, has_torch=False),
         process(103, owner=7),
         process(104, namespace="pid:[2]"),
@@ -269,7 +271,7 @@ def test_who_may_not_be_ended_is_left_alone_also_by_name(named: int, why: str) -
     assert why in chosen.refused[0].reason
 
 
-def test_the_notebook_that_this_command_runs_in_is_not_ended() -> None:
+def test_notebook_running_this_command_is_not_ended() -> None:
     kernel = process(100, parent=50, command=("python", "-m", "ipykernel_launcher"))
     snapshot = ProcessSnapshot(
         processes=(INIT, SHELL, kernel, replace(LOOKER, parent=100)), own=60, owner=OWNER,
@@ -278,12 +280,12 @@ def test_the_notebook_that_this_command_runs_in_is_not_ended() -> None:
     assert choose(snapshot, (100,), LOOK_S).targets == ()
 
 
-def test_a_work_stands_together_under_who_leads_it() -> None:
+def test_processes_of_a_job_are_grouped_under_their_leader() -> None:
     agent = process(100, parent=50, command=("python", "-m", "torch.distributed.run", "t.py"))
     ranks = [process(pid, parent=100, **{**RANK, "session": pid}) for pid in (101, 102)]
     loader = process(103, parent=101, **LOADER)
-    judged = judge(seen(agent, *ranks, loader), LOOK_S)
-    assert {one.leader for one in judged} == {100}
-    assert [one.role for one in judged] == [
+    judged = judge(snapshot_of(agent, *ranks, loader), LOOK_S)
+    assert {judgement.leader for judgement in judged} == {100}
+    assert [judgement.role for judgement in judged] == [
         Role.LAUNCHER, Role.RANK, Role.RANK, Role.LOADER_WORKER
     ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""Real processes: ghosts that are made up, all ended; bystanders, none touched.
+"""Real processes: all planted ghosts are ended, no bystander is.
 
-What torch would load is a file of its name that they map, so that they begin at once. Only what
-these tests have begun is ever signalled: another training may run beside them.
+Instead of torch they map a file of its library's name, so that they start at once. Only processes
+of these tests are ever signalled: another training may run beside them.
 """
 
 import json
@@ -85,7 +85,7 @@ RANK = BEGINS + "say(os.getpid()); rest()"
 
 
 class Made:
-    """Begins processes, knows their numbers, and ends what is left of them."""
+    """Starts processes, knows their numbers, and ends those that are left."""
 
     def __init__(self, folder: Path) -> None:
         self.library = folder / "libtorch_cpu.so"
@@ -94,17 +94,17 @@ class Made:
         self._begun: list[subprocess.Popen[str]] = []
 
     def begin(self, code: str, *, numbers: int = 1) -> list[int]:
-        """Run it; the numbers of processes that it says."""
+        """Run this code; return the process numbers it prints."""
         begun = subprocess.Popen(
             [sys.executable, "-c", BEGINS + code, str(self.library), RANK],
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._begun.append(begun)
         assert begun.stdout is not None
-        found = [int(word) for word in begun.stdout.readline().split()]
-        assert len(found) == numbers
-        self._all |= {pid: read_start(pid) for pid in found}
-        return found
+        results = [int(word) for word in begun.stdout.readline().split()]
+        assert len(results) == numbers
+        self._all |= {pid: read_start(pid) for pid in results}
+        return results
 
     def keep(self, begun: "subprocess.Popen[str]") -> int:
         self._begun.append(begun)
@@ -129,8 +129,8 @@ def made(tmp_path: Path) -> Iterator[Made]:
     making.close()
 
 
-def comes(is_there: Callable[[], bool]) -> bool:
-    """Whether it does within a while."""
+def becomes_true(is_there: Callable[[], bool]) -> bool:
+    """Whether the condition becomes true within a time limit."""
     end_s = time.monotonic() + 20.0
     while not is_there() and time.monotonic() < end_s:
         time.sleep(0.01)
@@ -149,9 +149,9 @@ def quiet(_: str) -> None:
     pass
 
 
-def test_all_ghosts_are_ended_and_no_bystander_is_touched(made: Made) -> None:
+def test_all_ghosts_are_ended_and_no_bystander(made: Made) -> None:
     pids = {name: made.begin(code)[0] for name, code in GHOSTS.items()}
-    assert comes(lambda: sum(is_stopped(pid) for pid in pids.values()) == 2)
+    assert becomes_true(lambda: sum(is_stopped(pid) for pid in pids.values()) == 2)
     bystanders = [made.keep(subprocess.Popen(["sleep", "600"], text=True)) for _ in range(24)]
     for code in (
         "say(os.getpid()); rest()",
@@ -166,21 +166,23 @@ def test_all_ghosts_are_ended_and_no_bystander_is_touched(made: Made) -> None:
     snapshot = look(for_s=LOOK_S)
     before = {pid: snapshot.by_pid[pid] for pid in bystanders}
     targets = [one for one, _ in choose(snapshot, for_s=LOOK_S).targets]
-    assert {*pids.values()} <= {one.pid for one in targets}
-    assert not {*bystanders} & {one.pid for one in targets}
-    ours = [one for one in targets if one.pid in pids.values()]
+    assert {*pids.values()} <= {target.pid for target in targets}
+    assert not {*bystanders} & {target.pid for target in targets}
+    ours = [target for target in targets if target.pid in pids.values()]
     ended = {one.pid: one for one in end(ours, 1.0, quiet)}
     assert all(ended[pid].is_over for pid in pids.values())
     by = {name: ended[pid].by for name, pid in pids.items()}
     stubborn = {name for name in by if "ignores" in name}
     assert {name for name, signal_name in by.items() if signal_name == "SIGKILL"} == stubborn
     after = look()
-    assert all(after.get(one.key) is not None for one in before.values())
+    assert all(after.get(value.key) is not None for value in before.values())
     assert {after.by_pid[pid].state for pid in bystanders} <= {*"ST"}
 
 
-def test_what_torch_begins_as_a_rank_is_one(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the launcher that torchrun uses, and by nothing that is in the command."""
+def test_process_started_by_torchelastic_is_a_rank(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recognized by the launcher that torchrun uses, not by its command."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
     monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "none of this process")
@@ -191,13 +193,13 @@ def test_what_torch_begins_as_a_rank_is_one(made: Made, monkeypatch: pytest.Monk
     )  # fmt: skip
     try:
         (pid,) = ranks.pids().values()
-        assert comes(lambda: look().by_pid[pid].has_torch)
+        assert becomes_true(lambda: look().by_pid[pid].has_torch)
         assert role_of(look().by_pid[pid]).value == "rank"
     finally:
         ranks.close()
 
 
-def test_a_child_by_parent_and_not_by_work_lives_on(made: Made) -> None:
+def test_unrelated_child_of_an_ended_process_survives(made: Made) -> None:
     ghost, child = made.begin(
         LOADER.format(
             more="child = subprocess.Popen(['sleep', '600']); say(os.getpid(), child.pid)"
@@ -206,12 +208,12 @@ def test_a_child_by_parent_and_not_by_work_lives_on(made: Made) -> None:
     )
     snapshot = look(for_s=LOOK_S)
     targets = [one for one, _ in choose(snapshot, (ghost,), LOOK_S).targets]
-    assert [one.pid for one in targets] == [ghost]
+    assert [target.pid for target in targets] == [ghost]
     assert end(targets, 5.0, quiet)[0].is_over
     assert is_there(child)
 
 
-def test_another_that_has_its_number_is_sent_nothing(made: Made) -> None:
+def test_reused_pid_is_sent_no_signal(made: Made) -> None:
     (pid,) = made.begin(LOADER.format(more=""))
     real = look().by_pid[pid]
     earlier = replace(real, start_ticks=real.start_ticks - 1)
@@ -220,8 +222,10 @@ def test_another_that_has_its_number_is_sent_nothing(made: Made) -> None:
     assert is_there(pid)
 
 
-def test_what_is_held_is_seen_and_freed(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command itself: shown first, then done; nothing but what is named."""
+def test_held_ports_and_files_are_listed_and_freed(
+    made: Made, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command itself: first listed, then done; only for named processes."""
     file = Path(f"/dev/shm/paceline-test-{os.getpid()}")
     holds = LOADER.format(
         more="port = socket.create_server(('127.0.0.1', 0)); "
@@ -248,7 +252,7 @@ def test_what_is_held_is_seen_and_freed(made: Made, capsys: pytest.CaptureFixtur
     assert not file.exists()
 
 
-def test_a_file_that_others_hold_stays(made: Made) -> None:
+def test_file_held_by_others_stays(made: Made) -> None:
     file = Path(f"/dev/shm/paceline-test-held-{os.getpid()}")
     try:
         opens = f"file = os.open({str(file)!r}, os.O_CREAT | os.O_RDWR, 0o600)"
@@ -260,8 +264,8 @@ def test_a_file_that_others_hold_stays(made: Made) -> None:
         file.unlink()
 
 
-def test_files_of_trainings_that_ended_earlier_are_found(tmp_path: Path) -> None:
-    """By the process in their names; what anybody holds, or others may open, is not touched."""
+def test_shared_memory_files_of_ended_trainings_are_found(tmp_path: Path) -> None:
+    """By the process number in their names; files that are held or open to others stay."""
     gone, mine = 2**22 - 7, os.getpid()
     for name in (f"torch_{gone}_77_0", f"torch_{mine}_77_0", f"torch_{gone}_77_1", "psm_1",
                  f"torch_{gone}_77_2", f"torch_{gone}"):  # fmt: skip
@@ -271,9 +275,9 @@ def test_files_of_trainings_that_ended_earlier_are_found(tmp_path: Path) -> None
     held = str(tmp_path / f"torch_{gone}_77_2")
     own = Process(pid=mine, start_ticks=1, parent=1, owner=os.getuid(), shared=(held,))
     now = ProcessSnapshot(processes=(own,), own=mine, owner=os.getuid(), namespace=HOST)
-    found = left_before(now, tmp_path)
-    assert [Path(one.path).name for one in found] == [f"torch_{gone}_77_0"]
-    assert remove(found) == found
+    leftovers = left_before(now, tmp_path)
+    assert [Path(leftover.path).name for leftover in leftovers] == [f"torch_{gone}_77_0"]
+    assert remove(leftovers) == leftovers
     assert len([*tmp_path.iterdir()]) == 5
     in_container = ProcessSnapshot(processes=(), own=1, owner=os.getuid(), namespace="pid:[2]")
     assert left_before(in_container, tmp_path) == []
@@ -283,7 +287,7 @@ root = pytest.mark.skipif(os.getuid() != 0, reason="only root may be somebody el
 
 
 @root
-def test_another_users_is_not_ended(made: Made) -> None:
+def test_process_of_another_user_is_not_ended(made: Made) -> None:
     made.library.parent.chmod(0o755)
     (pid,) = made.begin("os.setuid(65534)" + LOADER.format(more=""))
     snapshot = look(for_s=LOOK_S)
@@ -295,14 +299,14 @@ def test_another_users_is_not_ended(made: Made) -> None:
 
 
 @root
-def test_one_in_another_pid_namespace_is_not_ended(made: Made) -> None:
-    """It says its number there, which is another process's here."""
+def test_process_in_another_pid_namespace_is_not_ended(made: Made) -> None:
+    """It reports its number there, which belongs to another process here."""
     code = "libc = ctypes.CDLL(None, use_errno=True)\nassert libc.unshare(0x20000000) == 0\n"
     code += "child = os.fork()\nif child:\n    say(child)\n    rest()\n"
     code += "name('pt_data_worker')\nif os.fork():\n    rest()\nos.setsid()\nrest()"
     (pid,) = made.begin(code)
     snapshot = look(for_s=LOOK_S)
-    inside = [one for one in snapshot.processes if pid in (one.pid, one.parent)]
+    inside = [process for process in snapshot.processes if pid in (process.pid, process.parent)]
     assert len(inside) == 2
     assert {one.namespace for one in inside}.isdisjoint({snapshot.namespace})
     for one in inside:
@@ -314,7 +318,7 @@ def test_one_in_another_pid_namespace_is_not_ended(made: Made) -> None:
     }
 
 
-def test_a_real_loader_worker_whose_script_was_killed_is_a_ghost(tmp_path: Path) -> None:
+def test_loader_worker_of_a_killed_script_is_a_ghost(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import os, time\n"
@@ -337,7 +341,7 @@ def test_a_real_loader_worker_whose_script_was_killed_is_a_ghost(tmp_path: Path)
             assert worker.key not in ghosts(look())
             training.kill()
             training.wait()
-            assert comes(lambda: worker.key in ghosts(look()))
+            assert becomes_true(lambda: worker.key in ghosts(look()))
             (answer,) = end([worker], 10.0, quiet)
             assert answer.is_over
         finally:
@@ -348,9 +352,7 @@ def test_a_real_loader_worker_whose_script_was_killed_is_a_ghost(tmp_path: Path)
 
 
 @pytest.mark.parametrize("words", [["--look-s", "-1"], ["--look-s", "nan"], ["--wait-s", "1e9"]])
-def test_a_time_that_is_none_is_refused(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_times_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["clean", str(os.getpid()), *words]) == 2
     assert f"{words[0]} must be between 0 and 3600 seconds" in capsys.readouterr().err
 
@@ -359,4 +361,4 @@ def test_ps_answers_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["ps", "--look-s", "0", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert {"processes", "ghosts", "busy_devices", "unread"} == answer.keys()
-    assert os.getpid() not in {one["pid"] for one in answer["processes"]}
+    assert os.getpid() not in {process["pid"] for process in answer["processes"]}

@@ -1,4 +1,4 @@
-"""Processes read from a recorded /proc; what is left out, and what a device says without one."""
+"""Processes read from a recorded /proc; exclusions, and busy devices without a process."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ STAT = (
 )
 
 
-def put(
+def write_process(
     root: Path,
     pid: int,
     *,
@@ -73,7 +73,7 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "uptime").write_text("100.0 50.0")
     (tmp_path / "proc" / "self").symlink_to("9")
-    put(tmp_path, 9, command="python\0-m\0paceline\0ps")
+    write_process(tmp_path, 9, command="python\0-m\0paceline\0ps")
     return tmp_path
 
 
@@ -81,9 +81,9 @@ TORCH = "7f00-7f01 r-xp 0 8:1 1 /v/lib/libtorch_cpu.so\n"
 
 
 @linux
-def test_what_a_process_is_and_holds(root: Path) -> None:
+def test_command_devices_and_files_of_a_process_are_read(root: Path) -> None:
     shared = "7f02-7f03 rw-s 0 0:1 2 /memfd:paceline (deleted)\n7f04-7f05 rw-s 0 0:1 3 /dev/shm/a\n"
-    put(
+    write_process(
         root, 20, parent=9, maps=TORCH + shared, flags=0x40, name="pt_(data) worker",
         environ="X=1\0TORCHELASTIC_ERROR_FILE=/tmp/elastic/attempt_0/1/error.json", links={
             "fd/3": "/dev/nvidia0", "fd/4": "socket:[777]", "fd/5": "socket:[778]",
@@ -92,7 +92,7 @@ def test_what_a_process_is_and_holds(root: Path) -> None:
     )  # fmt: skip
     attempt = root / "tmp" / "elastic" / "attempt_0"
     attempt.mkdir(parents=True)
-    began_s = time.time() - 98.0  # of the 100 s since the machine was started, 2 s after that
+    began_s = time.time() - 98.0  # the machine was started 100 s ago, the process 2 s later
     os.utime(attempt, (began_s, began_s - 0.25))
     one = look(root).by_pid[20]
     assert one.rank_s == pytest.approx(0.25, abs=0.2)
@@ -108,11 +108,11 @@ def test_what_a_process_is_and_holds(root: Path) -> None:
 
 
 @linux
-def test_what_a_rank_has_started_in_a_session_of_its_own_is_no_rank(root: Path) -> None:
+def test_child_of_a_rank_in_its_own_session_is_no_rank(root: Path) -> None:
     environ = "TORCHELASTIC_ERROR_FILE=/tmp/elastic/attempt_0/1/error.json"
     (root / "tmp" / "elastic" / "attempt_0").mkdir(parents=True)
     for pid in (30, 20):
-        put(root, pid, maps=TORCH, environ=environ, session=pid)
+        write_process(root, pid, maps=TORCH, environ=environ, session=pid)
     by_pid = look(root).by_pid
     assert by_pid[20].rank_s is not None
     assert by_pid[30].rank_s is None
@@ -120,8 +120,8 @@ def test_what_a_rank_has_started_in_a_session_of_its_own_is_no_rank(root: Path) 
 
 @linux
 @pytest.mark.parametrize("named", ["/tmp/gone/attempt_0/0/error.json", "", "none"])
-def test_of_what_no_folder_of_ranks_is_known_it_is_no_rank(root: Path, named: str) -> None:
-    put(root, 20, maps=TORCH, environ=f"TORCHELASTIC_ERROR_FILE={named}")
+def test_process_without_a_rank_folder_is_no_rank(root: Path, named: str) -> None:
+    write_process(root, 20, maps=TORCH, environ=f"TORCHELASTIC_ERROR_FILE={named}")
     assert look(root).by_pid[20].rank_s is None
 
 
@@ -132,55 +132,55 @@ def pipe(root: Path, pid: int, number: int, flags: str) -> None:
 
 
 @linux
-def test_a_pipe_is_dead_where_nobody_holds_its_other_end(root: Path) -> None:
-    put(root, 20, maps=TORCH)
+def test_pipe_is_dead_if_nobody_holds_its_other_end(root: Path) -> None:
+    write_process(root, 20, maps=TORCH)
     pipe(root, 20, 3, "0100000")
     assert look(root).by_pid[20].dead_pipes == 1
-    put(root, 21, maps=TORCH)
+    write_process(root, 21, maps=TORCH)
     pipe(root, 21, 4, "0100001")
     assert look(root).by_pid[20].dead_pipes == 0
 
 
 @linux
-def test_nothing_is_said_of_pipes_where_not_all_may_be_read(root: Path) -> None:
-    put(root, 20, maps=TORCH)
+def test_pipes_are_not_judged_if_a_process_is_unreadable(root: Path) -> None:
+    write_process(root, 20, maps=TORCH)
     pipe(root, 20, 3, "0100000")
-    put(root, 21)
+    write_process(root, 21)
     (root / "proc" / "21" / "ns" / "pid").unlink()
     snapshot = look(root)
     assert (snapshot.unread, snapshot.by_pid[20].dead_pipes) == (1, 0)
 
 
 @linux
-def test_standard_output_is_no_evidence(root: Path) -> None:
-    """Its other end may be another user's: cron's, a terminal's."""
-    put(root, 20, maps=TORCH)
+def test_dead_standard_output_is_no_evidence(root: Path) -> None:
+    """Its other end may belong to another user: cron, a terminal."""
+    write_process(root, 20, maps=TORCH)
     pipe(root, 20, 1, "0100001")
     assert look(root).by_pid[20].dead_pipes == 0
 
 
 @linux
-def test_of_another_user_and_of_the_dead_nothing_is_read(root: Path) -> None:
-    put(root, 20, owner=7, maps=TORCH)
-    put(root, 21, state="Z", maps=TORCH)
+def test_other_users_processes_and_zombies_are_not_read(root: Path) -> None:
+    write_process(root, 20, owner=7, maps=TORCH)
+    write_process(root, 21, state="Z", maps=TORCH)
     snapshot = look(root)
     assert not any(snapshot.by_pid[pid].has_torch for pid in (20, 21))
     assert judge(snapshot) == []
 
 
 @linux
-def test_who_ends_meanwhile_is_left_out(root: Path) -> None:
+def test_process_that_ends_meanwhile_is_left_out(root: Path) -> None:
     (root / "proc" / "33").mkdir()
     assert 33 not in look(root).by_pid
 
 
 @linux
-def test_a_python_that_holds_a_device_trains_also_without_torch(root: Path) -> None:
-    put(root, 20, links={"fd/3": "/dev/nvidia0"})
+def test_python_process_holding_a_device_counts_as_training(root: Path) -> None:
+    write_process(root, 20, links={"fd/3": "/dev/nvidia0"})
     assert role_of(look(root).by_pid[20]) is Role.SCRIPT
 
 
-def test_without_proc_it_is_refused_with_what_to_use(tmp_path: Path) -> None:
+def test_missing_proc_is_refused_with_an_alternative(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="use ps and kill"):
         look(tmp_path)
 
@@ -188,24 +188,24 @@ def test_without_proc_it_is_refused_with_what_to_use(tmp_path: Path) -> None:
 BUSY = gpu_row(used="0", utilization="100")
 
 
-def test_a_device_that_is_busy_without_a_process_is_said(tmp_path: Path) -> None:
-    """A kernel that was left behind: 100 %, no memory, nobody in the list of processes."""
+def test_busy_device_without_a_process_is_reported(tmp_path: Path) -> None:
+    """A kernel that was left running: 100 %, no memory, no process listed."""
     source = nvidia(tmp_path, outputs={"nvidia-smi --query-gpu": BUSY})
     nobody = ProcessSnapshot(processes=(), own=1, owner=1, namespace="")
-    (found,) = busy_devices(nobody, source)
-    assert found.device == "nvidia0"
-    assert "100% busy, 0 MiB in use, but no process here uses it" in found.reason
-    assert found.reason in "\n".join(render_listed(Listing(judged=(), busy=(found,))))
+    (result,) = busy_devices(nobody, source)
+    assert result.device == "nvidia0"
+    assert "100% busy, 0 MiB in use, but no process here uses it" in result.reason
+    assert result.reason in "\n".join(render_listed(Listing(judged=(), busy=(result,))))
 
 
-def test_memory_on_devices_is_told_on_the_host_alone(root: Path) -> None:
-    """In a container the driver's numbers are the host's, and those of others here."""
+def test_device_memory_is_reported_only_on_the_host(root: Path) -> None:
+    """In a container the driver's numbers are those of the host, and mean other processes."""
     apps = f"20, {UUID}, 2048\n20, {UUID}, 1024\n"
     source = nvidia(root / "gpu", outputs={"nvidia-smi --query-compute-apps": apps})
     host = ProcessSnapshot(processes=(), own=9, owner=1000, namespace="pid:[4026531836]")
     assert device_memory(host, source) == {20: 3 << 30}
     assert device_memory(replace(host, namespace="pid:[4026532000]", by_pid={}), source) == {}
-    put(root, 20, maps=TORCH, links={"fd/3": "/dev/nvidia0"})
+    write_process(root, 20, maps=TORCH, links={"fd/3": "/dev/nvidia0"})
     listed = Listing(judged=tuple(judge(look(root))), device_bytes={20: 3 << 30})
     assert "nvidia0 3.0 GiB" in "\n".join(render_listed(listed))
     assert listed.to_json()["processes"][0]["device_bytes"] == 3 << 30
@@ -220,7 +220,7 @@ def test_memory_on_devices_is_told_on_the_host_alone(root: Path) -> None:
         (gpu_row(used="500", utilization="5"), set(), set(), False),
     ],
 )
-def test_a_device_whose_user_is_known_or_that_rests_is_not(
+def test_idle_device_or_one_with_a_known_user_is_not_reported(
     row: str, listed: set[str], held: set[str], is_said: bool, tmp_path: Path
 ) -> None:
     gpus = read_gpus(nvidia(tmp_path, outputs={"nvidia-smi --query-gpu": row}))

@@ -1,4 +1,4 @@
-"""adaptive: K follows the loss and the times that were measured."""
+"""adaptive: K follows the loss and the measured times."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -51,24 +51,24 @@ def sizes(
     return work.sizes
 
 
-def test_it_begins_as_async_and_ends_as_full_sync() -> None:
-    found = sizes("exp:10ms", lambda at_s: 0.5 ** (at_s / 0.1), num_updates=1000)
-    assert set(found[:16]) == {1}
-    assert set(found[-50:]) == {NUM_WORKERS}
-    quarters = [sum(found[i : i + 100]) / 100 for i in range(0, 400, 100)]
+def test_k_grows_from_async_to_full_sync() -> None:
+    results = sizes("exp:10ms", lambda at_s: 0.5 ** (at_s / 0.1), num_updates=1000)
+    assert set(results[:16]) == {1}
+    assert set(results[-50:]) == {NUM_WORKERS}
+    quarters = [sum(results[i : i + 100]) / 100 for i in range(0, 400, 100)]
     assert quarters == sorted(quarters)
 
 
 @pytest.mark.parametrize("ratio", [0.2, 0.05, 0.02])
-def test_for_exponential_times_it_is_the_papers_rule(ratio: float) -> None:
+def test_for_exponential_times_k_follows_the_papers_rule(ratio: float) -> None:
     """K^2/(P - K) = 2/(P F_t/F_0), on average over the noise of 16 measured rounds."""
-    found = sizes("exp:10ms", lambda at_s: 1.0 if at_s < 0.2 else ratio, num_updates=3000)[1000:]
+    results = sizes("exp:10ms", lambda at_s: 1.0 if at_s < 0.2 else ratio, num_updates=3000)[1000:]
     right = 2 / (NUM_WORKERS * ratio)
     wanted = (math.sqrt(right * right + 4 * right * NUM_WORKERS) - right) / 2
-    assert sum(found) / len(found) == pytest.approx(wanted, abs=0.7)
+    assert sum(results) / len(results) == pytest.approx(wanted, abs=0.7)
 
 
-def test_for_constant_times_it_is_the_root_of_what_is_left_of_the_loss() -> None:
+def test_for_constant_times_k_is_the_root_of_the_inverse_loss_ratio() -> None:
     assert set(sizes("10ms", lambda at_s: 1.0 if at_s < 0.2 else 1 / 16)[-30:]) == {4}
     assert set(sizes("10ms")[-30:]) == {1}
 
@@ -83,7 +83,7 @@ def test_a_straggler_is_not_waited_for_before_the_loss_is_tiny() -> None:
     assert set(sizes("10ms", falling(1e-5), slow)[-20:]) == {NUM_WORKERS}
 
 
-def test_a_loss_that_nobody_knows_leaves_the_times_to_decide() -> None:
+def test_with_an_unknown_loss_the_times_decide() -> None:
     unknown = sizes("10ms+exp:10ms", lambda at_s: float("nan"))
     assert unknown == sizes("10ms+exp:10ms", lambda at_s: 1.0)
     assert set(unknown) == {1}
@@ -93,7 +93,7 @@ def push(protocol: Adaptive, member: int, serial: int, at_s: float) -> None:
     protocol.react(Pushed(Ticket(member, serial, 0), 1, 1.0, True, at_s))
 
 
-def test_time_between_two_epochs_is_no_time_of_a_step() -> None:
+def test_time_between_epochs_is_not_step_time() -> None:
     protocol = Adaptive(2)
     for member in range(2):
         protocol.react(Joined(member, 0.0))
@@ -101,7 +101,7 @@ def test_time_between_two_epochs_is_no_time_of_a_step() -> None:
         for member in range(2):
             push(protocol, member, serial, 1.0 + serial)
     protocol.react(Exhausted(7.0))
-    for serial in range(6, 9):  # an evaluation of a hundred seconds lies between
+    for serial in range(6, 9):  # an evaluation of a hundred seconds is between
         for member in range(2):
             push(protocol, member, serial, 100.0 + serial)
     times_s = [time for _, times in protocol.state()["times_s"] for time in times]
@@ -109,8 +109,8 @@ def test_time_between_two_epochs_is_no_time_of_a_step() -> None:
     assert max(times_s) <= 1.0
 
 
-def test_a_push_that_is_dropped_as_stale_is_a_step_of_its_own() -> None:
-    """Member 1 needs 3 s a step, and whatever it pushes first is too stale to count."""
+def test_a_push_dropped_as_stale_counts_as_a_separate_step() -> None:
+    """Member 1 needs 3 s a step, and each of its pushes is too stale to count."""
     alone = Alone("adaptive", 2, "drop:0")
     for now_s in range(1, 10):
         alone.push(0, at_s=float(now_s))
@@ -121,7 +121,7 @@ def test_a_push_that_is_dropped_as_stale_is_a_step_of_its_own() -> None:
     assert times_s == {0: [1.0] * 8, 1: [3.0] * 2}  # when the first began is not known
 
 
-def test_a_step_after_a_dropped_one_is_not_taken_for_two() -> None:
+def test_a_step_after_a_dropped_one_is_not_counted_as_two() -> None:
     alone = Alone("adaptive", 2, "drop:0")
     alone.push(1, at_s=2.0)
     alone.push(0, at_s=2.5)
@@ -132,9 +132,9 @@ def test_a_step_after_a_dropped_one_is_not_taken_for_two() -> None:
     assert dict(alone.protocol.state()["times_s"])[1] == [3.0, 3.0]
 
 
-def test_who_has_left_is_neither_measured_nor_waited_for() -> None:
-    found = sizes(
+def test_a_member_that_left_is_neither_measured_nor_waited_for() -> None:
+    results = sizes(
         "10ms", lambda at_s: 1.0 if at_s < 0.2 else 1e-5, away=("3=2s..",), num_updates=500
     )
-    assert NUM_WORKERS in found
-    assert set(found[-20:]) == {NUM_WORKERS - 1}
+    assert NUM_WORKERS in results
+    assert set(results[-20:]) == {NUM_WORKERS - 1}

@@ -8,31 +8,33 @@ from paceline.protocols.adaptive import LossProgress
 
 
 def rounds(text: str, losses: list[float], num_workers: int = 2) -> list[set[int]]:
-    """The local steps that each round was released for."""
+    """The numbers of local steps released in each round."""
     protocol = parse(text, num_workers)
-    found: list[set[int]] = []
+    results: list[set[int]] = []
     released = {
         one.num_steps
         for member in range(num_workers)
         for one in protocol.react(Joined(member, 0.0))
         if isinstance(one, Release)
     }
-    found.append(released)
+    results.append(released)
     for number, loss in enumerate(losses):
         released = set()
         for member in range(num_workers):
             fact = Pushed(Ticket(member, number, number), 4, loss, True, 0.0)
             decisions = protocol.react(fact)
-            released |= {one.num_steps for one in decisions if isinstance(one, Release)}
-        found.append(released)
-    return found
+            released |= {
+                decision.num_steps for decision in decisions if isinstance(decision, Release)
+            }
+        results.append(released)
+    return results
 
 
-def test_h_is_the_root_of_what_is_left_of_the_loss() -> None:
-    found = rounds("adaptive-local:8", [5.0] * 4 + [1.0] * 40)
-    assert found[0] == {8}
-    assert found[-1] == {4}  # ceil(8 sqrt(1/5))
-    steps = [one.pop() for one in found]
+def test_h_follows_the_root_of_the_loss_ratio() -> None:
+    results = rounds("adaptive-local:8", [5.0] * 4 + [1.0] * 40)
+    assert results[0] == {8}
+    assert results[-1] == {4}  # ceil(8 sqrt(1/5))
+    steps = [result.pop() for result in results]
     assert steps == sorted(steps, reverse=True)
 
 
@@ -41,7 +43,7 @@ def test_h_never_grows_and_never_falls_below_one() -> None:
     assert rounds("adaptive-local:8", [1.0] * 4 + [0.0] * 90)[-1] == {1}
 
 
-def test_without_progress_it_is_local_sgd() -> None:
+def test_without_progress_it_equals_local_sgd() -> None:
     losses = [1.0, 1.5, float("nan"), 2.0]
     assert rounds("adaptive-local:3", losses) == rounds("local-sgd:3", losses) == [{3}] * 5
 

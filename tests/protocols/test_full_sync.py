@@ -1,10 +1,10 @@
-"""full-sync and local-sgd: an update is one push from everyone, whatever happens to anyone."""
+"""full-sync and local-sgd: an update is one push from every member, whatever happens to any."""
 
 from alone import Alone, cancelled, released, updates
 from paceline.events import Release
 
 
-def test_nobody_goes_on_before_everybody_has_pushed() -> None:
+def test_no_member_continues_before_all_have_pushed() -> None:
     run = Alone("full-sync", 3)
     assert run.push(2) == []
     assert run.push(0) == []
@@ -13,7 +13,7 @@ def test_nobody_goes_on_before_everybody_has_pushed() -> None:
     assert released(decisions) == [0, 1, 2]
 
 
-def test_a_push_weighs_as_much_as_its_samples() -> None:
+def test_a_push_is_weighted_by_its_samples() -> None:
     run = Alone("full-sync", 2)
     run.push(0, num_samples=3)
     assert updates(run.push(1, num_samples=1))[0].weights == (0.75, 0.25)
@@ -26,7 +26,7 @@ def test_every_gradient_is_of_the_newest_version() -> None:
     assert run.staleness_versions == [0] * 9
 
 
-def test_who_is_done_takes_over_from_the_dead_at_the_same_version() -> None:
+def test_a_finished_member_takes_over_from_a_dead_one_at_the_same_version() -> None:
     run = Alone("full-sync", 3)
     run.push(0)
     assert run.leave(1) == [Release(0)]
@@ -54,23 +54,23 @@ def test_a_stalled_member_is_called_off_and_not_released_again() -> None:
     assert run.leave(1) == []
 
 
-def test_a_member_that_stalls_while_it_waits_has_nothing_to_hand_on() -> None:
+def test_a_member_that_stalls_while_waiting_leaves_no_work() -> None:
     run = Alone("full-sync", 2)
     run.push(0)
     assert run.stall(0) == []
     assert released(run.push(1)) == [
         1,
     ]
-    assert released(run.push(1)) == [1]  # the update lacks a push: who lives does it
+    assert released(run.push(1)) == [1]  # the update lacks a push: a live member makes it
 
 
-def test_a_joiner_takes_the_place_of_the_dead() -> None:
+def test_a_joining_member_replaces_a_dead_one() -> None:
     run = Alone("full-sync", 2)
     run.leave(1)
     assert run.join(7) == [Release(7)]
 
 
-def test_a_member_too_many_waits() -> None:
+def test_a_surplus_member_waits() -> None:
     run = Alone("full-sync", 2)
     assert run.join(2) == []
     run.push(0)
@@ -86,7 +86,7 @@ def test_the_last_update_of_an_epoch_may_be_short() -> None:
     assert released(decisions) == [0, 1]  # 2 is released already: it waits for a lease
 
 
-def test_local_sgd_releases_for_as_many_steps_as_it_says() -> None:
+def test_local_sgd_releases_members_for_h_steps() -> None:
     run = Alone("local-sgd:5", 2)
     assert run.protocol.num_steps == 5
     run.push(0, num_samples=30)

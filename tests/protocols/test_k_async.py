@@ -1,4 +1,4 @@
-"""k-async: the first K members are the update, the others go on undisturbed."""
+"""k-async: the first K members make the update, the others continue undisturbed."""
 
 import random
 
@@ -7,7 +7,7 @@ import pytest
 from alone import Alone, released, updates
 
 
-def test_only_those_of_the_update_go_on() -> None:
+def test_only_the_members_of_the_update_continue() -> None:
     run = Alone("k-async:2", 3)
     slow = run.working[2]
     assert run.push(1) == []
@@ -17,20 +17,20 @@ def test_only_those_of_the_update_go_on() -> None:
     assert run.working[2] == slow
 
 
-def test_the_slow_gradient_joins_a_later_update_and_is_stale() -> None:
+def test_a_slow_gradient_joins_a_later_update_and_is_stale() -> None:
     run = Alone("k-async:2", 3)
     for member in (0, 1, 0, 1, 2, 0):
         run.push(member)
     assert run.staleness_versions == [0, 0, 0, 0, 2, 0]
 
 
-def test_an_update_is_of_k_different_members() -> None:
+def test_an_update_has_pushes_of_k_different_members() -> None:
     run = Alone("k-async:2", 3)
     run.push(0)
     assert 0 not in run.working
 
 
-def test_with_fewer_than_k_alive_the_finished_push_again() -> None:
+def test_with_fewer_than_k_members_the_finished_push_again() -> None:
     run = Alone("k-async:3", 3)
     run.push(0)
     run.push(1)

@@ -1,4 +1,4 @@
-"""k-batch-async and async: nobody ever waits, and every K pushes are an update."""
+"""k-batch-async and async: no member ever waits, and every K pushes are an update."""
 
 import random
 
@@ -8,7 +8,7 @@ from alone import Alone, updates
 from paceline.events import Apply, Release, Ticket
 
 
-def test_a_push_is_followed_at_once_by_a_release_of_that_member_alone() -> None:
+def test_a_push_releases_its_member_at_once_and_no_other() -> None:
     run = Alone("k-batch-async:3", 2)
     assert run.push(1) == [Release(1)]
     assert run.push(1) == [Release(1)]
@@ -17,24 +17,24 @@ def test_a_push_is_followed_at_once_by_a_release_of_that_member_alone() -> None:
     assert decisions[1:] == [Release(0)]
 
 
-def test_async_applies_every_push_alone() -> None:
+def test_async_applies_every_push_separately() -> None:
     run = Alone("async", 2)
     assert run.push(1) == [Apply((Ticket(1, 0, 0),), (1.0,)), Release(1)]
     assert run.push(0) == [Apply((Ticket(0, 0, 0),), (1.0,)), Release(0)]
     assert run.staleness_versions == [0, 1]
 
 
-def test_async_is_k_batch_async_with_k_1_decision_for_decision() -> None:
+def test_async_makes_the_decisions_of_k_batch_async_with_k_1() -> None:
     rng = random.Random(4)
-    one, other = Alone("async", 3), Alone("k-batch-async:1", 3)
+    first, second = Alone("async", 3), Alone("k-batch-async:1", 3)
     for step in range(300):
-        member = rng.choice(sorted(one.working))
-        assert one.push(member) == other.push(member)
+        member = rng.choice(sorted(first.working))
+        assert first.push(member) == second.push(member)
         if step % 50 == 49:
-            assert one.leave(member) == other.leave(member)
-            assert one.join(100 + step) == other.join(100 + step)
-            assert one.stall(100 + step) == other.stall(100 + step)
-            assert one.exhaust() == other.exhaust()
+            assert first.leave(member) == second.leave(member)
+            assert first.join(100 + step) == second.join(100 + step)
+            assert first.stall(100 + step) == second.stall(100 + step)
+            assert first.exhaust() == second.exhaust()
 
 
 @pytest.mark.parametrize(("num_pushes", "num_members"), [(2, 8), (5, 20), (1, 6), (9, 4)])

@@ -1,10 +1,10 @@
-"""k-batch-sync: K pushes at one version are the update, also several of one member."""
+"""k-batch-sync: K pushes at one version make the update, also several of one member."""
 
 from alone import Alone, cancelled, released, updates
 from paceline.events import Release
 
 
-def test_who_has_pushed_goes_on_at_the_same_version() -> None:
+def test_a_member_that_has_pushed_continues_at_the_same_version() -> None:
     run = Alone("k-batch-sync:3", 2)
     assert run.push(0) == [Release(0)]
     assert run.working[0].version == 0
@@ -28,7 +28,7 @@ def test_no_gradient_is_ever_stale() -> None:
     assert run.staleness_versions == [0] * 6
 
 
-def test_nobody_ever_idles() -> None:
+def test_no_member_is_ever_idle() -> None:
     run = Alone("k-batch-sync:4", 3)
     for member in (0, 0, 2, 1, 1, 1, 0, 2):
         run.push(member)

@@ -1,4 +1,4 @@
-"""k-sync: the first K pushes are the update, and who has not pushed is called off."""
+"""k-sync: the first K pushes make the update, and members that have not pushed are called off."""
 
 from alone import Alone, cancelled, released, updates
 from paceline.events import Release
@@ -20,13 +20,13 @@ def test_no_gradient_is_ever_stale() -> None:
     assert run.staleness_versions == [0] * 6
 
 
-def test_who_has_pushed_waits_for_the_update() -> None:
+def test_a_member_that_has_pushed_waits_for_the_update() -> None:
     run = Alone("k-sync:2", 3)
     run.push(0)
     assert sorted(run.working) == [1, 2]
 
 
-def test_with_fewer_than_k_alive_the_finished_push_again() -> None:
+def test_with_fewer_than_k_members_the_finished_push_again() -> None:
     run = Alone("k-sync:3", 3)
     run.leave(2)
     assert run.push(0) == [Release(0)]
@@ -35,18 +35,18 @@ def test_with_fewer_than_k_alive_the_finished_push_again() -> None:
     assert len(updates(run.push(0))[0].tickets) == 3
 
 
-def test_a_backup_that_dies_changes_nothing() -> None:
+def test_the_death_of_a_backup_changes_nothing() -> None:
     run = Alone("k-sync:2", 3)
     run.push(0)
     assert run.leave(2) == []
 
 
-def test_a_joiner_starts_at_once() -> None:
+def test_a_joining_member_starts_at_once() -> None:
     run = Alone("k-sync:2", 2)
     assert run.join(5) == [Release(5)]
 
 
-def test_a_stalled_member_is_not_waited_for_anyway() -> None:
+def test_a_stalled_member_is_not_waited_for() -> None:
     run = Alone("k-sync:2", 3)
     assert run.stall(0) == []
     run.push(1)

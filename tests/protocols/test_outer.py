@@ -1,4 +1,4 @@
-"""The outer optimizer as it is written: what is understood, where it may stand, what is said."""
+"""The outer optimizer's spelling: what is accepted, where it is allowed, the messages."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from paceline.protocols import PROTOCOLS, parse, split_names, with_number
 from paceline.protocols.outer import AVERAGING, parse_outer
 
 
-def test_it_is_a_setting_or_stands_behind_the_name() -> None:
+def test_the_outer_optimizer_is_a_setting_or_a_suffix() -> None:
     written = parse("local-sgd:8+nesterov:0.7,0.9", 2)
     given = parse("local-sgd:8", 2, outer="nesterov:0.7,0.9")
     assert written.outer == given.outer == parse_outer("nesterov:0.7,0.9")
@@ -16,14 +16,14 @@ def test_it_is_a_setting_or_stands_behind_the_name() -> None:
     assert parse("local-sgd:8", 2).outer is AVERAGING
 
 
-def test_of_one_that_is_given_twice_both_must_be_the_same() -> None:
+def test_two_spellings_of_the_outer_optimizer_must_agree() -> None:
     assert str(parse("local-sgd:8+sgd:0.5", 2, outer="sgd:0.5")) == "local-sgd:8+sgd:0.5"
     with pytest.raises(ConfigError, match="names an outer optimizer, but sgd:1 is set too"):
         parse("local-sgd:8+sgd:0.5", 2, outer="sgd:1")
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_where_gradients_are_pushed_it_is_refused_by_name(name: str) -> None:
+def test_an_outer_optimizer_is_refused_where_gradients_are_pushed(name: str) -> None:
     text = with_number(name, 2)
     if PROTOCOLS[name].update_rule == "mean":
         assert parse(text, 2, outer="momentum:1,0.5").outer.momentum == 0.5
@@ -68,7 +68,9 @@ def test_where_gradients_are_pushed_it_is_refused_by_name(name: str) -> None:
         ("none:1", "outer none takes no number, got 'none:1'; write for example none"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_can(text: str, message: str) -> None:
+def test_an_invalid_outer_optimizer_is_refused_with_the_valid_forms(
+    text: str, message: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         parse_outer(text)
     assert str(error.value) == message
@@ -80,11 +82,11 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_all() -> None:
 
 
 @pytest.mark.parametrize("text", ["sgd:0.5", "momentum:1e-05,0.25", "nesterov:0.1234567891,0.9"])
-def test_what_is_written_is_read_again(text: str) -> None:
+def test_a_written_outer_optimizer_is_read_again(text: str) -> None:
     assert str(parse_outer(text)) == text
 
 
-def test_a_list_with_commas_keeps_the_numbers_of_one_together() -> None:
+def test_a_list_with_commas_keeps_the_numbers_of_one_name_together() -> None:
     text = "full-sync, local-sgd:8+nesterov:.7,.9,post-local-sgd:100,8,async"
     assert split_names(text) == (
         "full-sync", "local-sgd:8+nesterov:.7,.9", "post-local-sgd:100,8", "async",

@@ -1,4 +1,4 @@
-"""A protocol's name on the command line: what is understood, and what is said where it is not."""
+"""A protocol's name on the command line: accepted spellings, and messages for others."""
 
 import pytest
 
@@ -14,13 +14,13 @@ def test_the_number_means_what_the_name_says() -> None:
     assert parse("stale-synchronous:3", 4).num_pushes == 1
 
 
-def test_more_pushes_than_workers_are_legal_where_one_may_push_twice() -> None:
+def test_more_pushes_than_workers_are_allowed_where_one_may_push_twice() -> None:
     assert parse("k-batch-sync:9", 2).num_pushes == 9
     assert parse("k-batch-async:9", 2).num_pushes == 9
 
 
 @pytest.mark.parametrize(("alias", "name"), ALIASES.items())
-def test_the_names_that_others_taught_work(alias: str, name: str) -> None:
+def test_alternative_names_are_accepted(alias: str, name: str) -> None:
     number = with_number(name, 2).removeprefix(name)
     assert str(parse(alias + number, 2)) == name + number
 
@@ -82,7 +82,9 @@ def test_the_names_that_others_taught_work(alias: str, name: str) -> None:
         ("full-sync", 0, "workers must be >= 1, got 0"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_can(text: str, num_workers: int, message: str) -> None:
+def test_an_invalid_spelling_is_refused_with_the_valid_ones(
+    text: str, num_workers: int, message: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         parse(text, num_workers)
     assert str(error.value) == message

@@ -1,4 +1,4 @@
-"""stale-synchronous: nobody leads the slowest by more than the slack, and nobody waits else."""
+"""stale-synchronous: no member leads the slowest by more than the slack; no other member waits."""
 
 import random
 
@@ -30,21 +30,21 @@ def test_every_push_is_an_update() -> None:
     assert len(updates(run.push(1))) == 1
 
 
-def test_with_no_slack_it_is_a_round_of_everybody() -> None:
+def test_without_slack_it_is_a_round_of_all_members() -> None:
     run = Alone("stale-synchronous:0", 3)
     assert released(run.push(1)) == []
     assert released(run.push(0)) == []
     assert released(run.push(2)) == [0, 1, 2]
 
 
-def test_who_left_holds_nobody_back() -> None:
+def test_a_member_that_left_holds_no_other_back() -> None:
     run = Alone("stale-synchronous:0", 3)
     run.push(0)
     run.push(1)
     assert run.leave(2) == [Release(0), Release(1)]
 
 
-def test_who_waits_and_leaves_is_not_released() -> None:
+def test_a_member_that_leaves_while_waiting_is_not_released() -> None:
     run = Alone("stale-synchronous:0", 3)
     run.push(0)
     run.leave(0)
@@ -52,7 +52,7 @@ def test_who_waits_and_leaves_is_not_released() -> None:
     assert released(run.push(2)) == [1, 2]
 
 
-def test_a_joiner_starts_at_the_clock_of_the_slowest() -> None:
+def test_a_joining_member_starts_at_the_slowest_clock() -> None:
     run = Alone("stale-synchronous:1", 2)
     for member in (0, 1, 0, 1, 0):  # 3 and 2 steps finished
         run.push(member)
@@ -62,7 +62,7 @@ def test_a_joiner_starts_at_the_clock_of_the_slowest() -> None:
     assert released(run.push(2)) == [0, 2]
 
 
-def test_clocks_are_level_after_an_epoch() -> None:
+def test_clocks_are_equal_after_an_epoch() -> None:
     run = Alone("stale-synchronous:1", 2)
     run.push(0)
     assert released(run.push(0)) == []

@@ -1,4 +1,4 @@
-"""What a stale push is worth: the rules, their names, and what a protocol under one decides."""
+"""The weight of a stale push: the rules, their names, and a protocol's decisions under one."""
 
 from collections import Counter
 from pathlib import Path
@@ -28,7 +28,7 @@ TEXTS = [NUMBERS.get(name, name) for name in RULES]
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_fresh_push_is_used_whole_and_a_rule_is_written_as_it_is_read(text: str) -> None:
+def test_a_fresh_push_has_full_weight_and_a_rule_is_written_as_it_is_read(text: str) -> None:
     rule = parse_staleness(text)
     assert (rule.scale(0), rule.is_dropped(0)) == (1.0, False)
     assert str(rule) == text
@@ -49,7 +49,7 @@ def test_a_fresh_push_is_used_whole_and_a_rule_is_written_as_it_is_read(text: st
         ("distance:inf", "number C > 0"),
     ],
 )
-def test_a_wrong_rule_says_what_to_write(text: str, message: str) -> None:
+def test_a_wrong_rule_is_refused_with_advice(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse("async", 2, text)
     with pytest.raises(ConfigError, match=message):
@@ -61,7 +61,7 @@ def test_two_rules_are_refused() -> None:
         parse("async+drop:2", 4, "inverse")
 
 
-def test_a_rule_that_can_do_nothing_is_left_out_and_said() -> None:
+def test_a_rule_without_effect_is_left_out_and_reported() -> None:
     idle = parse("k-sync:2", 4, "inverse")
     assert str(idle) == "k-sync:2"
     assert idle.idle_note() == (
@@ -71,7 +71,7 @@ def test_a_rule_that_can_do_nothing_is_left_out_and_said() -> None:
     assert parse("async", 2, "drop:3").idle_note() == ""
 
 
-def test_the_protocol_does_not_hear_of_a_push_that_is_dropped() -> None:
+def test_the_protocol_does_not_see_a_dropped_push() -> None:
     protocol = parse("k-async:2", 3, "drop:1")
     protocol.answer(Joined(0, 0.0), 0)
     before = protocol.state()
@@ -116,7 +116,7 @@ STALE = [name for name, one in PROTOCOLS.items() if one.has_stale_pushes]
 
 
 @pytest.mark.parametrize("name", sorted(PROTOCOLS))
-def test_only_protocols_that_say_so_use_stale_pushes(name: str) -> None:
+def test_only_protocols_that_declare_it_use_stale_pushes(name: str) -> None:
     text = with_number(name, 2)
     counts = TimingRun(parse(text, 5), conditions(5)).run(300)
     assert (max(counts.staleness) > 0) is PROTOCOLS[name].has_stale_pushes
@@ -127,7 +127,7 @@ def test_only_protocols_that_say_so_use_stale_pushes(name: str) -> None:
     st.sampled_from(STALE), st.integers(2, 5), st.integers(0, 3), st.integers(0, 99),
     st.integers(20, 60),
 )  # fmt: skip
-def test_dropped_samples_return_and_nothing_staler_is_used(
+def test_dropped_samples_return_and_no_staler_push_is_used(
     name: str, num_workers: int, most: int, seed: int, num_samples: int
 ) -> None:
     """Each sample of each epoch is in exactly one update, whatever is dropped."""
@@ -139,22 +139,22 @@ def test_dropped_samples_return_and_nothing_staler_is_used(
         hear_epoch=lambda epoch, at_s: epoch < 1,
     )  # fmt: skip
     carry_out = run._work.carry_out
-    run._work.carry_out = lambda found, fact: orders.extend(found) or carry_out(found, fact)  # type: ignore[method-assign, func-returns-value]
+    run._work.carry_out = lambda made, fact: orders.extend(made) or carry_out(made, fact)  # type: ignore[method-assign, func-returns-value]
     counts = run.run(None)
     leases = leases_of(orders)
     used = [Counter[int](), Counter[int]()]
-    for one in orders:
-        if isinstance(one, Apply):
-            for ticket in one.tickets:
+    for order in orders:
+        if isinstance(order, Apply):
+            for ticket in order.tickets:
                 for lease in leases[ticket[:2]]:
                     used[lease.epoch].update(range(lease.start, lease.stop))
     assert used == [Counter(range(num_samples))] * 2
     assert max(counts.staleness) <= most
-    assert counts.discarded == sum(isinstance(one, Discard) for one in orders)
-    assert sum(isinstance(one, Grant) for one in orders) >= counts.pushes + counts.discarded
+    assert counts.discarded == sum(isinstance(order, Discard) for order in orders)
+    assert sum(isinstance(order, Grant) for order in orders) >= counts.pushes + counts.discarded
 
 
-def test_what_is_computed_for_a_dropped_push_is_thrown_away() -> None:
+def test_time_spent_on_a_dropped_push_is_wasted() -> None:
     kept = TimingRun(parse("async", 4), conditions(4)).run(200)
     dropped = TimingRun(parse("async", 4, "drop:0"), conditions(4)).run(200)
     assert kept.discarded == kept.wasted_s == 0
@@ -163,7 +163,7 @@ def test_what_is_computed_for_a_dropped_push_is_thrown_away() -> None:
     assert max(dropped.staleness) == 0
 
 
-def test_the_trace_keeps_what_distance_left(tmp_path: Path) -> None:
+def test_the_trace_keeps_the_scale_of_the_distance_rule(tmp_path: Path) -> None:
     trace = Trace(tmp_path / "trace.jsonl")
     trace.header(task="tiny")
     trace.scaled(1.5, Ticket(1, 2, 3), 0.1 + 0.2)
@@ -173,8 +173,8 @@ def test_the_trace_keeps_what_distance_left(tmp_path: Path) -> None:
     assert Distance(0.5).distance_limit == 0.5
 
 
-def test_who_takes_a_push_over_uses_the_scale_that_was_measured() -> None:
-    """Half of a sum was scaled by a member that died: the rest is scaled alike."""
+def test_a_member_that_takes_over_a_push_uses_the_measured_scale() -> None:
+    """Half of a sum was scaled by a member that died: the rest gets the same scale."""
     control = Control(PrivateMemory(control_bytes(2)), 2)
     store = SharedStore.__new__(SharedStore)
     store.control = control

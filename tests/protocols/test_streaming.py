@@ -1,4 +1,4 @@
-"""Fragments: what is written, and what is refused."""
+"""Fragments: spellings and refusals."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from paceline.protocols.streaming import Streaming
 @pytest.mark.parametrize(
     "text", ["local-sgd:8+fragments:4", "local-sgd:8+nesterov:0.7,0.9+fragments:4,1"]
 )
-def test_a_protocol_is_read_as_it_is_written(text: str) -> None:
+def test_a_protocol_with_fragments_is_read_as_it_is_written(text: str) -> None:
     protocol = parse(text, 2)
     assert str(protocol) == text
     assert protocol.num_steps == 2
@@ -33,11 +33,13 @@ def test_a_protocol_is_read_as_it_is_written(text: str) -> None:
         ("local-sgd:8+fragments:2,-1", 2, "overlap must be >= 0, got -1"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_can(text: str, workers: int, words: str) -> None:
+def test_invalid_fragments_are_refused_with_the_valid_forms(
+    text: str, workers: int, words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         parse(text, workers)
 
 
-def test_two_kinds_of_fragments_are_refused() -> None:
+def test_two_settings_of_fragments_are_refused() -> None:
     with pytest.raises(ConfigError, match="names fragments, but fragments:4 is set too"):
         parse("local-sgd:8+fragments:2", 2, streaming=Streaming(num_fragments=4))

@@ -1,4 +1,4 @@
-"""A parameter that lies elsewhere tells of its shape, and of nothing else."""
+"""A parameter held elsewhere has a shape, and nothing else."""
 
 import copy
 import pickle
@@ -18,7 +18,7 @@ def given_up() -> nn.Linear:
     return layer
 
 
-def test_it_stays_itself_and_gives_its_memory_back() -> None:
+def test_an_absent_parameter_keeps_its_identity_and_frees_its_memory() -> None:
     layer = nn.Linear(3, 4)
     weight = layer.weight
     weight.grad = torch.ones(4, 3)
@@ -32,7 +32,7 @@ def test_it_stays_itself_and_gives_its_memory_back() -> None:
     assert {weight: 1}[weight] == 1
     assert "on worker 1" in repr(weight)
     assert storage.nbytes() == 48  # the caller's own hold on it; the parameter has let go
-    assert sum(one.numel() for one in layer.parameters()) == 16
+    assert sum(parameter.numel() for parameter in layer.parameters()) == 16
 
 
 LOOKS: list[Callable[[nn.Linear], object]] = [
@@ -50,7 +50,7 @@ LOOKS: list[Callable[[nn.Linear], object]] = [
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_whoever_looks_at_its_numbers_is_told_where_they_are(
+def test_reading_an_absent_parameter_says_where_it_is(
     look: Callable[[nn.Linear], object],
 ) -> None:
     with pytest.raises(ConfigError, match=r"'head.weight' is on worker 1, .* model.state_dict"):

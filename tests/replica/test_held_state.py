@@ -1,4 +1,4 @@
-"""The optimizer's state while the run keeps it: nothing is read or written behind its back."""
+"""The optimizer's state while the run keeps it: nothing is read or written unnoticed."""
 
 import copy
 import operator
@@ -30,13 +30,13 @@ ROW = {"momentum_buffer": torch.ones(2)}
         len,
     ],
 )
-def test_every_access_says_how_to_read_it(access: Callable[[Any], object]) -> None:
+def test_every_access_says_how_to_read_the_state(access: Callable[[Any], object]) -> None:
     state = HeldState(dict)
     with pytest.raises(ConfigError, match=r"read it by optimizer\.state_dict"):
         access(state)
 
 
-def test_a_copy_has_the_true_state() -> None:
+def test_a_copy_has_the_actual_state() -> None:
     copied = copy.deepcopy(HeldState(lambda: {"weight": ROW}))  # type: ignore[dict-item]  # any key
     assert type(copied) is defaultdict
     assert torch.equal(copied["weight"]["momentum_buffer"], torch.ones(2))

@@ -1,4 +1,4 @@
-"""What the plan says of a model's layers, and what a step that is left puts back of them."""
+"""A model's layers in the plan, and the modes that a called-off step restores."""
 
 import torch
 from torch import nn
@@ -17,26 +17,26 @@ class Scaled(nn.Module):
 
 
 def test_each_parameter_counts_once_and_frozen_ones_are_not_trainable() -> None:
-    rows = {one.name: one for one in parameter_table(Tied())}
+    rows = {row.name: row for row in parameter_table(Tied())}
     assert list(rows) == ["first", "second", "out"]
     assert rows["first"] == ("first", "Linear", "6 x 6, 6", 42, 42, 42 * 8)
     assert rows["second"] == ("second", "Linear", "shared, 6", 6, 6, 6 * 8)
     assert (rows["out"].num_parameters, rows["out"].num_trainable) == (21, 18)
     model = Tied()
-    assert sum(one.num_parameters for one in rows.values()) == sum(
-        one.numel() for one in model.parameters()
+    assert sum(value.num_parameters for value in rows.values()) == sum(
+        parameter.numel() for parameter in model.parameters()
     )
 
 
-def test_layers_without_parameters_are_listed_where_they_are_no_layers_of_torch() -> None:
+def test_custom_layers_without_parameters_are_listed() -> None:
     rows = parameter_table(nn.Sequential(Scaled(), nn.ReLU(), nn.Linear(2, 1, bias=False)))
-    assert [(one.name, one.kind, one.shapes) for one in rows] == [
+    assert [(row.name, row.kind, row.shapes) for row in rows] == [
         ("0", "Scaled", ""),
         ("2", "Linear", "1 x 2"),
     ]
 
 
-def test_hooks_on_gradients_are_named_and_those_that_are_gone_are_not() -> None:
+def test_active_hooks_on_gradients_are_named() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     assert gradient_hooks_note(model) == ()
     handle = model[1].weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
@@ -49,7 +49,7 @@ def test_hooks_on_gradients_are_named_and_those_that_are_gone_are_not() -> None:
     assert "'0.weight' and 3 more act" in gradient_hooks_note(model)[0]
 
 
-def test_modes_are_put_back() -> None:
+def test_modes_are_restored() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2).eval())
     modes = Modes(model)
     modes.note()
@@ -57,11 +57,11 @@ def test_modes_are_put_back() -> None:
     torch.set_grad_enabled(False)
     modes.put_back()
     assert torch.is_grad_enabled()
-    assert [one.training for one in model.modules()] == [True, True, False]
+    assert [module.training for module in model.modules()] == [True, True, False]
 
 
 class Merging(nn.Linear):
-    """An adapter that lies in its weights in evaluation."""
+    """An adapter that is merged into its weights in evaluation."""
 
     merged = False
 
@@ -71,7 +71,7 @@ class Merging(nn.Linear):
         return self
 
 
-def test_modes_are_put_back_by_each_layers_own_train() -> None:
+def test_modes_are_restored_by_each_layers_own_train() -> None:
     inner = nn.Sequential(Merging(2, 2), nn.BatchNorm1d(2)).eval()
     model = nn.Sequential(Merging(2, 2), inner)
     modes = Modes(model)
@@ -80,7 +80,7 @@ def test_modes_are_put_back_by_each_layers_own_train() -> None:
     modes.put_back()
     assert not model[0].merged
     assert inner[0].merged
-    assert [one.training for one in model.modules()] == [True, True, False, False, False]
+    assert [module.training for module in model.modules()] == [True, True, False, False, False]
 
 
 class Memory(nn.Module):
@@ -93,7 +93,7 @@ class Memory(nn.Module):
         self.register_buffer("cache", torch.zeros(2), persistent=False)
 
 
-def test_buffers_that_a_forward_pass_writes_are_named() -> None:
+def test_buffers_written_by_a_forward_pass_are_named() -> None:
     model = nn.Sequential(Memory(), nn.BatchNorm1d(2))
     written = WrittenBuffers(model)
     assert written

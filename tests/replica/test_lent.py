@@ -1,4 +1,4 @@
-"""Gradients that a script keeps over the next pass stay what they were, as in plain PyTorch."""
+"""Gradients that a script keeps over the next pass are unchanged, as in plain PyTorch."""
 
 import weakref
 from collections.abc import Callable
@@ -24,31 +24,31 @@ KEEPS: dict[str, Callable[[Tensor], Any]] = {
 
 
 def made() -> tuple[Replica, Tensor]:
-    """A replica whose gradients are gathered, and where."""
+    """A replica whose gradients are gathered, and their slot."""
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    one = Replica(model, optimizer, optimizer)
-    slot = torch.zeros(one.layout.slot_bytes, dtype=torch.uint8)
-    one.push_into(slot, lambda: None)
-    return one, slot
+    member = Replica(model, optimizer, optimizer)
+    slot = torch.zeros(member.layout.slot_bytes, dtype=torch.uint8)
+    member.push_into(slot, lambda: None)
+    return member, slot
 
 
-def differentiate(one: Replica, factor: float, **options: bool) -> None:
+def differentiate(member: Replica, factor: float, **options: bool) -> None:
     """The loss's gradient is linear in the factor."""
-    one.model.zero_grad()
-    (factor * one.model(torch.ones(1, 3, dtype=torch.float64)).sum()).backward(**options)
+    member.model.zero_grad()
+    (factor * member.model(torch.ones(1, 3, dtype=torch.float64)).sum()).backward(**options)
 
 
-def pushed(one: Replica, slot: Tensor) -> list[Tensor]:
-    """What goes out now."""
-    one.collect(memoryview(bytearray(len(one.parameters))))
-    return [place.view(slot).clone() for place in one.layout.parameters.places]
+def pushed(member: Replica, slot: Tensor) -> list[Tensor]:
+    """The gradients pushed now."""
+    member.collect(memoryview(bytearray(len(member.parameters))))
+    return [place.view(slot).clone() for place in member.layout.parameters.places]
 
 
-def are_gathered(one: Replica, slot: Tensor) -> bool:
-    """Whether each ``.grad`` is where it goes out."""
-    places = [place.view(slot) for place in one.layout.parameters.places]
-    grads = [parameter.grad for parameter in one.parameters]
+def are_gathered(member: Replica, slot: Tensor) -> bool:
+    """Whether each ``.grad`` is in the slot that is pushed."""
+    places = [place.view(slot) for place in member.layout.parameters.places]
+    grads = [parameter.grad for parameter in member.parameters]
     return all(
         grad is not None and grad.data_ptr() == place.data_ptr()
         for grad, place in zip(grads, places, strict=True)
@@ -60,64 +60,64 @@ def are_equal(some: list[Tensor], others: list[Tensor], factor: float = 1.0) -> 
 
 
 @pytest.mark.parametrize("how", KEEPS)
-def test_what_is_kept_stays_and_what_goes_out_is_the_new_one(how: str) -> None:
-    one, slot = made()
-    differentiate(one, 1.0)
-    first = pushed(one, slot)
-    kept = [KEEPS[how](parameter.grad) for parameter in one.parameters]  # type: ignore[arg-type]  # they are there
+def test_kept_gradients_are_unchanged_and_new_ones_are_pushed(how: str) -> None:
+    member, slot = made()
+    differentiate(member, 1.0)
+    first = pushed(member, slot)
+    kept = [KEEPS[how](parameter.grad) for parameter in member.parameters]  # type: ignore[arg-type]  # they are there
     tensors = [part for row in kept for part in (row if isinstance(row, tuple) else (row,))]
     before = [part.clone() for part in tensors]
     for factor in (2.0, 4.0):
-        differentiate(one, factor)
-        later = [parameter.grad for parameter in one.parameters]
-        assert are_equal(first, pushed(one, slot), factor)
+        differentiate(member, factor)
+        later = [parameter.grad for parameter in member.parameters]
+        assert are_equal(first, pushed(member, slot), factor)
         assert are_equal(tensors, before)
-    differentiate(one, 8.0)
+    differentiate(member, 8.0)
     assert are_equal(first, later, 4.0)  # type: ignore[arg-type]  # the same
 
 
-def test_what_nobody_keeps_is_gathered_as_it_is_computed() -> None:
-    one, slot = made()
+def test_unkept_gradients_are_gathered_without_a_copy() -> None:
+    member, slot = made()
     for _ in range(3):
-        differentiate(one, 1.0)
-        assert sum(float(parameter.grad.view(-1).norm()) for parameter in one.parameters) > 0  # type: ignore[union-attr]  # the same
-        assert are_gathered(one, slot)
-        pushed(one, slot)
+        differentiate(member, 1.0)
+        assert sum(float(parameter.grad.view(-1).norm()) for parameter in member.parameters) > 0  # type: ignore[union-attr]  # the same
+        assert are_gathered(member, slot)
+        pushed(member, slot)
 
 
-def test_what_is_kept_is_not_zeroed_by_a_push_without_it() -> None:
-    one, slot = made()
-    differentiate(one, 1.0)
-    kept = one.parameters[0].grad
+def test_a_kept_gradient_is_not_zeroed_by_a_push_without_it() -> None:
+    member, slot = made()
+    differentiate(member, 1.0)
+    kept = member.parameters[0].grad
     assert kept is not None
-    before, one.parameters[0].grad = kept.clone(), None
-    assert not pushed(one, slot)[0].any()
+    before, member.parameters[0].grad = kept.clone(), None
+    assert not pushed(member, slot)[0].any()
     assert torch.equal(kept, before)
 
 
-def test_what_is_kept_is_not_written_by_another_gradient_in_its_place() -> None:
-    one, slot = made()
-    edits = Edits(one, is_refused=True)
-    differentiate(one, 1.0)
+def test_a_kept_gradient_is_not_overwritten_by_a_replacement() -> None:
+    member, slot = made()
+    edits = Edits(member, is_refused=True)
+    differentiate(member, 1.0)
     edits.after_backward()
-    kept = one.parameters[0].grad
+    kept = member.parameters[0].grad
     assert kept is not None
     before = kept.clone()
     with edits.allowed():
-        one.parameters[0].grad = kept * 3.0
-    assert torch.equal(pushed(one, slot)[0], 3.0 * before)
+        member.parameters[0].grad = kept * 3.0
+    assert torch.equal(pushed(member, slot)[0], 3.0 * before)
     assert torch.equal(kept, before)
 
 
 @pytest.mark.parametrize("change", [lambda one: one.mul_(0.5), lambda one: one.data.mul_(0.5)])
-def test_changes_are_found_as_before(change: Callable[[Tensor], Tensor]) -> None:
-    one, _ = made()
-    edits = Edits(one, is_refused=True)
+def test_changes_of_kept_gradients_are_found(change: Callable[[Tensor], Tensor]) -> None:
+    member, _ = made()
+    edits = Edits(member, is_refused=True)
     for _ in range(2):
         edits.before_backward()
-        differentiate(one, 1.0)
+        differentiate(member, 1.0)
         edits.after_backward()
-        kept = [parameter.grad for parameter in one.parameters]
+        kept = [parameter.grad for parameter in member.parameters]
         edits.check()
     assert kept[0] is not None
     change(kept[0])
@@ -126,59 +126,59 @@ def test_changes_are_found_as_before(change: Callable[[Tensor], Tensor]) -> None
 
 
 class Token:
-    """Lies in the graph of a pass."""
+    """Part of the graph of a pass."""
 
 
-def differentiate_twice(one: Replica, token: Token) -> list[Tensor]:
-    """The product of the Hessian with ones, of what lies in ``.grad``."""
-    one.model.zero_grad()
-    outputs = one.model(torch.ones(1, 3, dtype=torch.float64))
+def differentiate_twice(member: Replica, token: Token) -> list[Tensor]:
+    """The product of the Hessian with ones, computed from ``.grad``."""
+    member.model.zero_grad()
+    outputs = member.model(torch.ones(1, 3, dtype=torch.float64))
     outputs.register_hook(lambda gradient, token=token: gradient)
     outputs.square().sum().backward(create_graph=True)
-    grads: list[Any] = [parameter.grad for parameter in one.parameters]
+    grads: list[Any] = [parameter.grad for parameter in member.parameters]
     ones = [torch.ones_like(grad) for grad in grads]
-    return list(torch.autograd.grad(grads, one.parameters, ones))
+    return list(torch.autograd.grad(grads, member.parameters, ones))
 
 
-def test_the_graph_of_a_gradient_is_of_its_own_pass_and_goes_with_it() -> None:
-    one, slot = made()
-    found, tokens = [], list[Any]()
+def test_the_graph_of_a_gradient_is_of_its_own_pass_and_freed_with_it() -> None:
+    member, slot = made()
+    results, tokens = [], list[Any]()
     for _ in range(3):
         token = Token()
         tokens.append(weakref.ref(token))
-        found.append(differentiate_twice(one, token))
-        grads: list[Any] = [parameter.grad for parameter in one.parameters]
-        assert are_equal([grad.detach() for grad in grads], pushed(one, slot))
+        results.append(differentiate_twice(member, token))
+        grads: list[Any] = [parameter.grad for parameter in member.parameters]
+        assert are_equal([grad.detach() for grad in grads], pushed(member, slot))
         del token, grads
-    one.model.zero_grad()
-    assert are_equal(found[0], found[1])
+    member.model.zero_grad()
+    assert are_equal(results[0], results[1])
     assert [token() for token in tokens] == [None, None, None]
 
 
-def test_of_several_optimizers_each_is_pushed_with_its_own() -> None:
+def test_each_of_several_optimizers_pushes_its_own_gradients() -> None:
     model = nn.Linear(1, 1)
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.SGD([one], lr=0.1) for one in (model.weight, model.bias)
+        torch.optim.SGD([parameter], lr=0.1) for parameter in (model.weight, model.bias)
     ]
     both = joined(optimizers)
-    one = Replica(model, both, both)
-    slot = torch.zeros(one.layout.slot_bytes, dtype=torch.uint8)
-    one.push_into(slot, lambda: None)
-    aside, kept = SetAside(one, optimizers), []
+    member = Replica(model, both, both)
+    slot = torch.zeros(member.layout.slot_bytes, dtype=torch.uint8)
+    member.push_into(slot, lambda: None)
+    aside, kept = SetAside(member, optimizers), []
     for factor in (1.0, 2.0):
         model.zero_grad()
         (factor * (model.weight + 2 * model.bias)).sum().backward()  # type: ignore[no-untyped-call]
-        kept += [parameter.grad for parameter in one.parameters]
+        kept += [parameter.grad for parameter in member.parameters]
         for part in range(2):
             with aside.only(part):
-                found = [float(value) for value in pushed(one, slot)]
-            assert found == [factor * (part == 0), 2 * factor * (part == 1)]
+                results = [float(value) for value in pushed(member, slot)]
+            assert results == [factor * (part == 0), 2 * factor * (part == 1)]
     assert [float(grad) for grad in kept] == [1.0, 2.0, 2.0, 4.0]  # type: ignore[arg-type]  # the same
 
 
-def test_who_holds_a_place_is_counted() -> None:
-    one, _ = made()
-    places = [place.alone(one.outgoing) for place in one.layout.parameters.places]
+def test_references_to_a_place_are_counted() -> None:
+    member, _ = made()
+    places = [place.alone(member.outgoing) for place in member.layout.parameters.places]
     lent = LentPlaces(places)
     for number in range(len(places)):
         lent.add(places[number])

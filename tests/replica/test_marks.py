@@ -1,4 +1,4 @@
-"""Marks by themselves: an edit is seen at once, in the first step of its place, or not at all."""
+"""Marks alone: an edit is found at once, in the first step that checks its place, or never."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from paceline.replica.held import Marks, first_difference
 LARGE = 3 << 20
 
 
-def test_few_bytes_are_all_looked_at() -> None:
+def test_few_bytes_are_all_checked() -> None:
     memory = torch.zeros(64 * 100, dtype=torch.uint8)
     marks = Marks(memory, [(64, 128), (640, 6400)])
     marks.set()
@@ -24,7 +24,7 @@ def test_few_bytes_are_all_looked_at() -> None:
 
 
 @pytest.mark.parametrize("size", [LARGE, LARGE + 64 * 3])
-def test_of_many_bytes_every_one_is_looked_at_in_its_turn(size: int) -> None:
+def test_every_one_of_many_bytes_is_checked_in_turn(size: int) -> None:
     memory = torch.zeros(size, dtype=torch.uint8)
     marks = Marks(memory, [(0, size)])
     assert not marks.is_whole
@@ -41,7 +41,7 @@ def test_of_many_bytes_every_one_is_looked_at_in_its_turn(size: int) -> None:
         memory[at] = 0
 
 
-def test_an_edit_of_a_whole_layer_is_seen_at_once() -> None:
+def test_an_edit_of_a_whole_layer_is_found_at_once() -> None:
     memory = torch.zeros(LARGE, dtype=torch.uint8)
     marks = Marks(memory, [(0, LARGE)])
     for start in range(0, LARGE - 30_000, 99_968):
@@ -54,7 +54,7 @@ def test_an_edit_of_a_whole_layer_is_seen_at_once() -> None:
 
 
 @pytest.mark.parametrize("size", [64, 6400, LARGE, LARGE + 64 * 3])
-def test_a_glance_sees_what_was_written_over_as_a_whole(size: int) -> None:
+def test_a_glance_finds_an_overwritten_block(size: int) -> None:
     memory = torch.zeros(size + 64, dtype=torch.uint8)
     marks = Marks(memory, [(64, 64 + size)])
     for _ in range(3):
@@ -69,7 +69,7 @@ def test_a_glance_sees_what_was_written_over_as_a_whole(size: int) -> None:
         memory.zero_()
 
 
-def test_a_glance_sees_the_end_where_the_beginning_stays() -> None:
+def test_a_glance_finds_a_changed_end() -> None:
     memory = torch.zeros(6400, dtype=torch.uint8)
     marks = Marks(memory, [(0, 640), (3200, 6400)])
     marks.set()
@@ -77,7 +77,7 @@ def test_a_glance_sees_the_end_where_the_beginning_stays() -> None:
     assert marks.glance() == 6400 - 256
 
 
-def test_what_is_marked_may_lie_elsewhere() -> None:
+def test_marks_may_be_set_from_other_memory() -> None:
     memory, other = torch.zeros(2, LARGE, dtype=torch.uint8).unbind()
     other[:] = 1
     marks = Marks(memory, [(0, LARGE)])
@@ -87,6 +87,6 @@ def test_what_is_marked_may_lie_elsewhere() -> None:
     assert marks.changed() is None
 
 
-def test_nan_is_what_it_was() -> None:
-    one = torch.full((8,), torch.nan).view(torch.uint8)
-    assert first_difference(one, one.clone()) is None
+def test_nan_equals_itself() -> None:
+    memory = torch.full((8,), torch.nan).view(torch.uint8)
+    assert first_difference(memory, memory.clone()) is None

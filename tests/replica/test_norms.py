@@ -1,4 +1,4 @@
-"""Batch norm sees a mini-batch, not an update's batch, and the plan says so."""
+"""Batch norm sees a mini-batch, not the batch of an update, and the plan says so."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,13 +30,13 @@ def test_the_plan_says_how_many_samples_batch_norm_sees(
     protocol: str, size: int | None, say: Callable[[str], tuple[int, str, str]]
 ) -> None:
     Path("train.py").write_text(SCRIPT)
-    code, *said = say(f"launch --workers 2 --protocol {protocol} --dry-run train.py")
+    code, *output = say(f"launch --workers 2 --protocol {protocol} --dry-run train.py")
     assert code == 0
-    words = " ".join("".join(said).split())
+    words = " ".join("".join(output).split())
     assert (NOTE.format(size) in words) if size else ("batch norm" not in words)
 
 
-def test_without_batch_norm_or_with_a_frozen_one_nothing_is_said() -> None:
+def test_without_an_active_batch_norm_nothing_is_noted() -> None:
     assert batch_norm_note(nn.Linear(2, 2), 16, 2) == ()
     assert batch_norm_note(nn.Sequential(nn.BatchNorm1d(2)).eval(), 16, 2) == ()
     assert batch_norm_note(nn.Sequential(nn.InstanceNorm1d(2)), 16, 2) == ()
@@ -77,11 +77,11 @@ for _ in pace.epochs(2):
 @pytest.mark.parametrize(
     ("line", "is_said"), [("self.bank[: len(outputs)] = outputs", True), ("pass", False)]
 )
-def test_a_buffer_that_remembers_samples_is_said_by_name(
+def test_a_buffer_that_remembers_samples_is_noted_by_name(
     tmp_path: Path, protocol: str, line: str, *, is_said: bool
 ) -> None:
     (tmp_path / "train.py").write_text(MEMORY.replace("LINE", line))
     run = run_script(tmp_path / "train.py", tmp_path, workers=2, protocol=protocol, engine="inline")
-    found = [one for one in run.notes if one.startswith("buffer ")]
-    assert len(found) == is_said
-    assert all(one.startswith("buffer '0.bank' is written in the forward") for one in found)
+    notes = [note for note in run.notes if note.startswith("buffer ")]
+    assert len(notes) == is_said
+    assert all(note.startswith("buffer '0.bank' is written in the forward") for note in notes)

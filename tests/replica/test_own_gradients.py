@@ -1,4 +1,4 @@
-"""Changes of gradients that stay where torch has made them are seen as those that are gathered."""
+"""Changes of gradients in torch's own memory are found like those of gathered ones."""
 
 from collections.abc import Callable
 
@@ -53,7 +53,7 @@ def test_a_change_is_found(change: Callable[[Tensor], Tensor], name: str) -> Non
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_gradients_that_are_added_to_or_dropped_are_no_change(set_to_none: bool) -> None:
+def test_accumulated_or_dropped_gradients_are_not_changes(set_to_none: bool) -> None:
     model, edits = _watched()
     for _ in range(3):
         _differentiate(model, edits)
@@ -63,7 +63,7 @@ def test_gradients_that_are_added_to_or_dropped_are_no_change(set_to_none: bool)
         edits.check()
 
 
-def test_what_is_explained_may_stand() -> None:
+def test_an_explained_change_is_allowed() -> None:
     model, edits = _watched()
     _differentiate(model, edits)
     for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""Which models need no random state, and whose generators have it."""
+"""Which models need no random state, and which generators have one."""
 
 import pytest
 import torch
@@ -47,12 +47,12 @@ def test_plain_layers_draw_nothing(name: str) -> None:
     ],
     ids=["dropout", "rrelu", "own class", "hook", "parameter's hook", "patched"],
 )
-def test_what_may_draw_is_seeded(model: nn.Module) -> None:
+def test_a_model_that_may_draw_is_seeded(model: nn.Module) -> None:
     assert not draws_nothing(model)
 
 
 class Accelerator:
-    """As much of torch.xpu and torch.mps as has to do with random numbers."""
+    """The functions of torch.xpu and torch.mps for random numbers."""
 
     def __init__(self) -> None:
         self.state = torch.zeros(1)
@@ -76,13 +76,13 @@ class Accelerator:
 
 
 @pytest.mark.parametrize("name", ["cuda", "xpu", "mps"])
-def test_the_generator_of_any_accelerator_is_seeded_and_left_as_it_was(
+def test_the_generator_of_any_accelerator_is_seeded_and_restored(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = Accelerator()
-    monkeypatch.setattr(torch, name, one)
+    accelerator = Accelerator()
+    monkeypatch.setattr(torch, name, accelerator)
     seed_all(3)
     with kept_random_state():
         seed_all(4)
-        assert one.state == 4
-    assert one.state == 3
+        assert accelerator.state == 4
+    assert accelerator.state == 3

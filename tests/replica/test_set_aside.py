@@ -1,4 +1,4 @@
-"""Gradients of several optimizers: which are there while one is pushed, and which are back then."""
+"""Gradients of several optimizers: which are present during a push, and which after it."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ from paceline.store.joint import joined
 
 
 def made() -> tuple[nn.Linear, list[torch.optim.Optimizer], SetAside]:
-    """Of two optimizers, one steps the weight (gradient 1), one the bias (gradient 2)."""
+    """Two optimizers: one steps the weight (gradient 1), one the bias (gradient 2)."""
     model = nn.Linear(1, 1)
     optimizers: list[torch.optim.Optimizer] = [SGD([model.weight], 0.1), SGD([model.bias], 0.1)]
     both = joined(optimizers)
@@ -29,10 +29,13 @@ def made() -> tuple[nn.Linear, list[torch.optim.Optimizer], SetAside]:
 
 
 def grads(model: nn.Linear) -> list[float | None]:
-    return [None if one.grad is None else float(one.grad) for one in (model.weight, model.bias)]
+    return [
+        None if parameter.grad is None else float(parameter.grad)
+        for parameter in (model.weight, model.bias)
+    ]
 
 
-def test_one_optimizers_gradients_are_there_alone_and_all_are_back() -> None:
+def test_only_one_optimizers_gradients_are_present_and_then_all_again() -> None:
     model, _, aside = made()
     with aside.only(0):
         assert grads(model) == [1.0, None]
@@ -42,7 +45,7 @@ def test_one_optimizers_gradients_are_there_alone_and_all_are_back() -> None:
     assert grads(model) == [1.0, 2.0]
 
 
-def test_what_a_step_took_is_what_was_there_then() -> None:
+def test_a_step_pushes_the_gradients_present_at_its_time() -> None:
     model, _, aside = made()
     aside.take(1)
     (3 * model.bias).sum().backward()  # type: ignore[no-untyped-call]
@@ -52,7 +55,7 @@ def test_what_a_step_took_is_what_was_there_then() -> None:
     assert (aside.stepped, grads(model)) == (0, [1.0, 5.0])
 
 
-def test_what_is_dropped_meanwhile_is_not_put_back() -> None:
+def test_gradients_dropped_meanwhile_are_not_restored() -> None:
     model, _, aside = made()
     aside.take(0)
     with aside.taken():
@@ -61,7 +64,7 @@ def test_what_is_dropped_meanwhile_is_not_put_back() -> None:
     assert grads(model) == [None, None]
 
 
-def test_a_clip_is_of_those_that_are_pushed_together() -> None:
+def test_a_clip_covers_the_gradients_that_are_pushed_together() -> None:
     model, optimizers, _ = made()
     clips = Clips(model, optimizers)
     clips.ask_norm(model.weight, 3.0)
@@ -78,13 +81,13 @@ def test_a_clip_is_of_those_that_are_pushed_together() -> None:
     assert clips.take(0b11) == Clip(max_norm=5.0, max_value=0.5)
 
 
-def test_a_clip_of_a_part_of_an_optimizers_gradients_is_refused() -> None:
+def test_clipping_part_of_an_optimizers_gradients_is_refused() -> None:
     model = nn.Linear(1, 1)
     other = nn.Linear(1, 1)
     every = nn.ModuleList([model, other])
-    for one in every.parameters():
-        one.grad = torch.ones_like(one)
-    clips = Clips(every, [SGD(one.parameters(), 0.1) for one in (model, other)])
+    for parameter in every.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    clips = Clips(every, [SGD(layer.parameters(), 0.1) for layer in (model, other)])
     with pytest.raises(ConfigError, match=r"not those of one or more of the 2 optimizers"):
         clips.ask_norm([model.weight], 1.0)
 
@@ -97,7 +100,7 @@ def test_a_clip_of_a_part_of_an_optimizers_gradients_is_refused() -> None:
         lambda norm: torch.maximum(torch.ones(()), other=norm),
     ],
 )
-def test_a_norm_is_not_read_before_the_step_however_it_is_passed(
+def test_a_norm_cannot_be_read_before_the_step(
     read: Callable[[Tensor], Tensor],
 ) -> None:
     model, optimizers, _ = made()

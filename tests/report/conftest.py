@@ -1,4 +1,4 @@
-"""A small run, written by hand, whose every number can be checked with a pencil."""
+"""A small run, written by hand, whose numbers can be checked with a pencil."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +57,7 @@ def write_run(folder: Path) -> None:
 
 @pytest.fixture
 def cut(run_dir: Path) -> Callable[[int], None]:
-    """Keep so many lines of the trace, as if the machine had been switched off."""
+    """Keep the first lines of the trace, as if the machine had been switched off."""
 
     def keep(num_lines: int) -> None:
         path = run_dir / "trace.jsonl"

@@ -1,4 +1,4 @@
-"""Charts: what an axis says is where it says it, and curves end where the axis does."""
+"""Charts: ticks are at their values, and curves end with the axis."""
 
 import re
 import xml.etree.ElementTree as ElementTree
@@ -20,15 +20,15 @@ def drawn(*diagrams: Diagram) -> ElementTree.Element:
 
 
 def heights_of_ticks(root: ElementTree.Element) -> dict[float, float]:
-    """Value -> pixel of the axis that goes up."""
-    found = {}
+    """Value -> pixel of the vertical axis."""
+    result = {}
     for node in root.iter(f"{SVG}text"):
         if node.get("text-anchor") == "end" and re.fullmatch(r"-?[\d.]+", node.text or ""):
-            found[float(node.text or "")] = float(node.get("y", 0)) - 4
-    return found
+            result[float(node.text or "")] = float(node.get("y", 0)) - 4
+    return result
 
 
-def test_the_ticks_stand_where_their_values_are() -> None:
+def test_ticks_are_drawn_at_their_values() -> None:
     """-0.2 to 1 in steps of 0.2: a second rounding once moved the lowest one to -0.5."""
     curve = Curve(name="a", points=points((0, 0.84), (1, -0.12)))
     ticks = heights_of_ticks(drawn(Diagram(label="y", curves=(curve,), x_label="x")))
@@ -37,7 +37,7 @@ def test_the_ticks_stand_where_their_values_are() -> None:
     assert len(steps) == 1
 
 
-def test_a_curve_is_cut_where_the_axis_ends() -> None:
+def test_a_curve_is_cut_off_at_the_end_of_the_axis() -> None:
     curve = Curve(name="a", points=points((0, 0.0), (10, 1.0)), dots=points((2, 0.2), (10, 1.0)))
     root = drawn(Diagram(label="y", curves=(curve,), x_label="x", stop=5.0))
     (line,) = root.iter(f"{SVG}polyline")
@@ -46,7 +46,7 @@ def test_a_curve_is_cut_where_the_axis_ends() -> None:
     assert len(list(root.iter(f"{SVG}circle"))) == 2  # one in the legend, one of two dots
 
 
-def test_a_name_looks_the_same_in_every_diagram() -> None:
+def test_a_name_has_one_style_in_every_diagram() -> None:
     a, b = (Curve(name=name, points=points((0, 0), (1, 1))) for name in "ab")
     root = drawn(
         Diagram(label="one", curves=(a, b), x_label="x"), Diagram(label="two", curves=(b,))
@@ -55,11 +55,11 @@ def test_a_name_looks_the_same_in_every_diagram() -> None:
     assert colours[1] == colours[2] != colours[0]
 
 
-def test_a_mark_beyond_every_curve_has_its_place_on_the_axis() -> None:
+def test_a_mark_beyond_every_curve_is_inside_the_axis() -> None:
     curve = Curve(name="a", points=points((0, 0.3), (1, 0.2)))
     mark = (0.4, "target: 0.4")
     root = drawn(Diagram(label="y", curves=(curve,), x_label="x", from_zero=True, mark=mark))
     ticks = heights_of_ticks(root)
     assert max(ticks) == 0.4
-    (label,) = (one for one in root.iter(f"{SVG}text") if one.text == "target: 0.4")
+    (label,) = (node for node in root.iter(f"{SVG}text") if node.text == "target: 0.4")
     assert float(label.get("y", 0)) == pytest.approx(ticks[0.4] + 16)

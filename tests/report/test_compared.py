@@ -1,4 +1,4 @@
-"""What is compared is what the traces say, and the table and the picture are true and legible."""
+"""A comparison shows the numbers of the traces; its table and picture are correct and legible."""
 
 import itertools
 import json
@@ -38,7 +38,7 @@ def contender(
     return ComparedProtocol(protocol=protocol, outcomes=outcomes, failures=failures)
 
 
-def test_the_clock_stands_still_between_epochs(outcome: RunOutcome) -> None:
+def test_the_clock_stops_between_epochs(outcome: RunOutcome) -> None:
     """Epochs from 1.0 to 3.5 s and from 5.0 to 7.0 s: 2.5 and 4.5 s of training."""
     assert outcome.errors == (Point(t=2.5, value=0.4), Point(t=4.5, value=pytest.approx(0.2)))
     assert outcome.trained_s == 4.5
@@ -48,13 +48,13 @@ def test_the_clock_stands_still_between_epochs(outcome: RunOutcome) -> None:
     assert (outcome.unused_pushes, outcome.abandoned_steps, outcome.dropped_samples) == (2, 1, 20)
 
 
-def test_times_before_between_and_after_epochs_count_the_training_so_far(run_dir: Path) -> None:
+def test_times_outside_epochs_count_the_training_so_far(run_dir: Path) -> None:
     trained = compared._trained(summarize(run_dir))
     times = [trained(t) for t in (-1.0, 0.0, 1.0, 2.5, 3.0, 4.0, 6.0, 9.0)]
     assert times == [0.0, 0.0, 1.0, 2.5, 2.5, 2.5, 4.5, 4.5]
 
 
-def test_a_target_that_was_not_reached_is_said_with_the_best(run_dir: Path) -> None:
+def test_a_missed_target_is_reported_with_the_best_value(run_dir: Path) -> None:
     missed = outcome_of(summarize(run_dir), 0, 0.9)
     assert missed.target_s is None
     text = "\n".join(render_comparison(comparison(contender("async", missed), target=0.9)))
@@ -62,17 +62,17 @@ def test_a_target_that_was_not_reached_is_said_with_the_best(run_dir: Path) -> N
     assert text.split("async", 1)[1].split()[0] == "never"
 
 
-def test_one_seed_that_misses_the_target_lies_behind_all_others(outcome: RunOutcome) -> None:
+def test_a_seed_that_misses_the_target_ranks_behind_all_others(outcome: RunOutcome) -> None:
     early, late = replace(outcome, target_s=1.0), replace(outcome, target_s=3.0)
     never = replace(outcome, target_s=None)
-    found = contender("async", never, late, early)
-    times = found.figure("target_s")
+    result = contender("async", never, late, early)
+    times = result.figure("target_s")
     assert (times.median, times.least, times.most) == (3.0, 1.0, None)
-    assert found.typical == late
+    assert result.typical == late
     assert contender("async", never, never, early).figure("target_s").median is None
 
 
-def test_the_table_is_this(outcome: RunOutcome) -> None:
+def test_the_table_has_the_expected_text(outcome: RunOutcome) -> None:
     slow = replace(outcome, target_s=90.0, updates=12_345)
     lines = render_comparison(
         comparison(contender("async", outcome, slow), contender("k-sync:2", outcome), repeats=2)
@@ -88,7 +88,7 @@ def test_the_table_is_this(outcome: RunOutcome) -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_a_protocol_that_failed_does_not_hide_the_others(outcome: RunOutcome) -> None:
+def test_a_failed_protocol_does_not_hide_the_others(outcome: RunOutcome) -> None:
     failed = contender("async", failures=("the loss of worker 1 is not finite",))
     both = comparison(failed, contender("k-sync:2", outcome))
     text = "\n".join(render_comparison(both))
@@ -97,7 +97,9 @@ def test_a_protocol_that_failed_does_not_hide_the_others(outcome: RunOutcome) ->
     assert json.dumps(both.to_json(), allow_nan=False)
 
 
-def test_what_was_not_run_has_neither_failed_nor_missed_the_target(outcome: RunOutcome) -> None:
+def test_a_protocol_that_was_not_run_has_neither_failed_nor_missed_the_target(
+    outcome: RunOutcome,
+) -> None:
     cut = replace(
         comparison(contender("k-sync:2", outcome), contender("async")),
         interrupted_in="async, seed 0",
@@ -108,7 +110,7 @@ def test_what_was_not_run_has_neither_failed_nor_missed_the_target(outcome: RunO
     assert "async, not run" in words(cut)
 
 
-def test_nothing_measured_is_no_chart_and_no_error(outcome: RunOutcome) -> None:
+def test_a_comparison_without_measurements_is_no_error(outcome: RunOutcome) -> None:
     failed = comparison(contender("async", failures=("it broke",)))
     assert "it broke" in "\n".join(render_comparison(failed))
     assert "not measured" not in words(failed)
@@ -120,15 +122,15 @@ def test_nothing_measured_is_no_chart_and_no_error(outcome: RunOutcome) -> None:
 # -- the picture -------------------------------------------------------------------------------
 
 
-def elements(one: Comparison, name: str) -> list[ElementTree.Element]:
-    return list(ElementTree.fromstring(draw_comparison(one)).iter(f"{SVG}{name}"))
+def elements(compared: Comparison, name: str) -> list[ElementTree.Element]:
+    return list(ElementTree.fromstring(draw_comparison(compared)).iter(f"{SVG}{name}"))
 
 
-def words(one: Comparison) -> list[str]:
-    return [node.text or "" for node in elements(one, "text")]
+def words(compared: Comparison) -> list[str]:
+    return [node.text or "" for node in elements(compared, "text")]
 
 
-def test_few_evaluations_bring_the_training_loss_in_and_say_so(outcome: RunOutcome) -> None:
+def test_with_few_evaluations_the_training_loss_is_drawn_too(outcome: RunOutcome) -> None:
     two = comparison(contender("async", outcome))
     assert any(word.startswith("training loss (mean") and "< 3" in word for word in words(two))
     assert "fewer than 3 evaluations" in "\n".join(render_comparison(two))
@@ -146,7 +148,7 @@ def test_every_seed_is_drawn_and_the_typical_one_is_thick(outcome: RunOutcome) -
     assert sorted(widths) == [1.0] * 4 + [2.5] * 2  # error and loss of each seed
 
 
-def test_protocols_are_told_apart_also_when_printed_grey() -> None:
+def test_protocols_are_distinguishable_in_grey_print() -> None:
     def grey(colour: str) -> float:
         red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
@@ -157,10 +159,10 @@ def test_protocols_are_told_apart_also_when_printed_grey() -> None:
     assert len({style(number) for number in range(26)}) == 26
 
 
-def test_all_words_and_points_lie_inside_the_picture(outcome: RunOutcome) -> None:
+def test_all_words_and_points_are_inside_the_picture(outcome: RunOutcome) -> None:
     names = ("stale-synchronous:12", "k-batch-async:100", "local-sgd:16")
-    one = comparison(*(contender(name, outcome) for name in names))
-    root = ElementTree.fromstring(draw_comparison(one))
+    compared = comparison(*(contender(name, outcome) for name in names))
+    root = ElementTree.fromstring(draw_comparison(compared))
     width, height = float(root.get("width", 0)), float(root.get("height", 0))
     for line in root.iter(f"{SVG}polyline"):
         for pair in (line.get("points") or "").split():

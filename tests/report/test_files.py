@@ -19,7 +19,7 @@ def texts(svg: str) -> list[str]:
     return [node.text or "" for node in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
-def test_it_says_what_is_shown_and_in_which_units(run_dir: Path) -> None:
+def test_the_picture_names_its_content_and_units(run_dir: Path) -> None:
     words = texts(draw_curve(summarize(run_dir)))
     assert "lenet, async, 2 workers" in words
     assert "seconds since the first step" in words
@@ -33,7 +33,7 @@ def test_the_lines_differ_in_form_and_not_only_in_colour(run_dir: Path) -> None:
     assert [line.get("stroke-dasharray") for line in lines] == [None, "7 4"]
 
 
-def test_all_points_lie_inside_the_picture(run_dir: Path) -> None:
+def test_all_points_are_inside_the_picture(run_dir: Path) -> None:
     root = ElementTree.fromstring(draw_curve(summarize(run_dir)))
     width, height = float(root.get("width", 0)), float(root.get("height", 0))
     for line in root.iter(f"{SVG}polyline"):
@@ -43,7 +43,7 @@ def test_all_points_lie_inside_the_picture(run_dir: Path) -> None:
             assert 0 <= y <= height
 
 
-def test_a_loss_falls_from_left_to_right_and_from_top_to_bottom(run_dir: Path) -> None:
+def test_a_falling_loss_is_drawn_from_top_left_to_bottom_right(run_dir: Path) -> None:
     root = ElementTree.fromstring(draw_curve(summarize(run_dir)))
     points = next(iter(root.iter(f"{SVG}polyline"))).get("points", "").split()
     xs, ys = zip(*(map(float, point.split(",")) for point in points), strict=True)
@@ -51,7 +51,9 @@ def test_a_loss_falls_from_left_to_right_and_from_top_to_bottom(run_dir: Path) -
     assert list(ys) == sorted(ys)  # y grows downwards
 
 
-def test_a_run_without_numbers_says_so(run_dir: Path, cut: Callable[[int], None]) -> None:
+def test_a_run_without_numbers_is_drawn_as_not_measured(
+    run_dir: Path, cut: Callable[[int], None]
+) -> None:
     cut(3)
     assert texts(draw_curve(summarize(run_dir))).count("not measured") == 2
 
@@ -89,7 +91,7 @@ def test_ticks_are_round_and_span_the_range(
         (0.0, 5e-324),
     ],
 )
-def test_ticks_of_what_is_no_range_are_two_at_least(low: float, high: float) -> None:
+def test_an_empty_or_invalid_range_has_at_least_two_ticks(low: float, high: float) -> None:
     ticks = nice_ticks(low, high, 4)
     assert len(ticks) >= 2
     assert ticks[0] < ticks[-1]
@@ -98,15 +100,15 @@ def test_ticks_of_what_is_no_range_are_two_at_least(low: float, high: float) -> 
 @pytest.mark.parametrize("scale", [1e17, 1e308, -1e308])
 def test_losses_of_any_size_are_drawn(run_dir: Path, scale: float) -> None:
     summary = summarize(run_dir)
-    points = tuple(replace(one, value=scale * (-1) ** i) for i, one in enumerate(summary.losses))
+    points = tuple(replace(loss, value=scale * (-1) ** i) for i, loss in enumerate(summary.losses))
     drawn = draw_curve(replace(summary, losses=points))
     assert "nan" not in drawn
     assert "inf" not in drawn
 
 
 @pytest.mark.parametrize("t", [-1.0, 0.0, 5e-324])
-def test_a_curve_that_takes_no_time_is_drawn(run_dir: Path, t: float) -> None:
+def test_a_curve_without_duration_is_drawn(run_dir: Path, t: float) -> None:
     summary = summarize(run_dir)
-    points = tuple(replace(one, t=t) for one in summary.losses)
+    points = tuple(replace(loss, t=t) for loss in summary.losses)
     there = texts(draw_curve(replace(summary, losses=points, accuracies=())))
     assert "seconds since the first step" in there

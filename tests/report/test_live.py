@@ -1,4 +1,4 @@
-"""What is seen while a run goes suits where it is seen."""
+"""The output of a running run suits its destination."""
 
 import dataclasses
 import io
@@ -47,7 +47,7 @@ PROGRESS = Progress(
 
 
 def play(observer: Observer, run_dir: Path) -> None:
-    """A whole run, as an engine tells it."""
+    """A whole run, as an engine reports it."""
     observer.plan(PLAN)
     for t, version in ((1.0, 512), (6.0, 512), (7.0, 512), (12.0, 520), (18.0, 520)):
         observer.progress(dataclasses.replace(PROGRESS, t=t, version=version))
@@ -96,7 +96,7 @@ def test_a_terminal_shows_plan_workers_bar_and_summary(run_dir: Path) -> None:
         assert words in text
 
 
-def test_a_terminal_shows_the_table_of_parameters_that_a_pipe_has() -> None:
+def test_a_terminal_shows_the_parameter_table_of_plain_output() -> None:
     row = LayerParameters("layer", "Linear", "3 x 4", 12, 12, 48)
     plan = dataclasses.replace(PLAN, parameter_table=(row,))
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
@@ -163,7 +163,7 @@ def test_the_share_done_follows_from_updates_or_else_from_time(
     assert dataclasses.replace(PROGRESS, **changes).share_done == pytest.approx(share)
 
 
-def test_a_line_of_progress_leaves_out_what_nobody_knows() -> None:
+def test_a_progress_line_leaves_out_unknown_figures() -> None:
     unknown = dataclasses.replace(
         PROGRESS, epochs=None, updates_total=None, loss=math.nan, eta_s=None
     )

@@ -1,4 +1,4 @@
-"""Splits that were run beside what was predicted of them: the table, its verdict, the picture."""
+"""Splits measured and predicted: the table, its verdict, the picture."""
 
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -39,11 +39,13 @@ FOUND = LiveSplits(
         ("2x2", "none", "advised: 2x2, which was not run; fastest measured: none"),
     ],
 )
-def test_the_verdict_says_what_the_advice_was_worth(advised: str, fastest: str, words: str) -> None:
+def test_the_verdict_compares_the_advice_with_the_fastest_split(
+    advised: str, fastest: str, words: str
+) -> None:
     assert render_live_splits(replace(FOUND, advised=advised, fastest=fastest))[-1] == words
 
 
-def test_what_was_not_run_has_no_figures_and_a_reason() -> None:
+def test_a_split_that_was_not_run_has_no_figures_and_a_reason() -> None:
     lines = render_live_splits(FOUND)
     none = next(line for line in lines if line.startswith("none"))
     assert none.split()[1:8] == ["20", "ms", "15", "ms", "to", "25", "ms"]
@@ -54,12 +56,12 @@ def test_what_was_not_run_has_no_figures_and_a_reason() -> None:
     assert "layer: it has none" in lines
 
 
-def test_bars_are_as_long_as_what_they_stand_for() -> None:
+def test_bars_are_proportional_to_their_figures() -> None:
     picture = draw_live_splits(FOUND)
     bars = [
-        float(one.attrib["width"])
-        for one in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}rect")
-        if "fill-opacity" in one.attrib
+        float(node.attrib["width"])
+        for node in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}rect")
+        if "fill-opacity" in node.attrib
     ]
     steps = bars[:6]  # measured and predicted of each split
     assert steps[0] == pytest.approx(2 * steps[1], abs=0.2)

@@ -37,7 +37,7 @@ def test_tensorboard_gets_an_event_file(tmp_path: Path) -> None:
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
 
 
-def test_tensorboard_without_its_package_says_how_to_get_it(
+def test_a_missing_tensorboard_is_reported_with_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
@@ -45,11 +45,11 @@ def test_tensorboard_without_its_package_says_how_to_get_it(
         open_log("tensorboard", OpenFolder.open(tmp_path))
 
 
-# -- clients of others, by a stand-in that records what it is called with --------------------------
+# -- clients of other projects, by a stand-in that records its calls -------------------------------
 
 
 class Recorded:
-    """A client: what it was asked, in order; ``fails`` names the call that raises."""
+    """A client that records its calls in order; ``fails`` names the call that raises."""
 
     def __init__(self, fails: str = "") -> None:
         self.calls: list[tuple[str, object]] = []
@@ -62,7 +62,7 @@ class Recorded:
 
 
 class Wandb(Recorded):
-    """Of wandb: ``init`` gives a run with ``id``, ``log`` and ``finish``."""
+    """A stand-in for wandb: ``init`` gives a run with ``id``, ``log`` and ``finish``."""
 
     def init(self, **options: object) -> "Wandb":
         self.note("init", options)
@@ -77,7 +77,7 @@ class Wandb(Recorded):
 
 
 class Mlflow(Recorded):
-    """Of mlflow: ``MlflowClient`` and those of its methods that are used."""
+    """A stand-in for mlflow: ``MlflowClient`` with the methods that are used."""
 
     def MlflowClient(self) -> "Mlflow":
         return self
@@ -109,7 +109,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
 
 
-def test_wandb_gets_the_metrics_of_a_run_and_goes_on_with_it(
+def test_wandb_gets_the_metrics_and_resumes_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Wandb()
@@ -131,7 +131,7 @@ def test_wandb_gets_the_metrics_of_a_run_and_goes_on_with_it(
     assert client.calls == [("init", resumed), ("finish", 0)]
 
 
-def test_mlflow_gets_the_metrics_of_a_run_and_goes_on_with_it(
+def test_mlflow_gets_the_metrics_and_resumes_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Mlflow()
@@ -156,7 +156,7 @@ def test_mlflow_gets_the_metrics_of_a_run_and_goes_on_with_it(
 
 
 @pytest.mark.parametrize("kind", ["wandb", "mlflow"])
-def test_a_client_that_is_missing_is_one_sentence(
+def test_a_missing_client_is_reported_in_one_sentence(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, kind, None)
@@ -167,7 +167,7 @@ def test_a_client_that_is_missing_is_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_a_client_that_will_not_begin_is_told_before_the_run(
+def test_a_client_that_fails_to_start_is_reported_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", Wandb(fails="init"))  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def test_a_client_that_will_not_begin_is_told_before_the_run(
         open_log("wandb", OpenFolder.open(tmp_path))
 
 
-def test_a_server_that_goes_away_ends_no_training(
+def test_a_lost_server_does_not_end_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Wandb(fails="log")
@@ -186,9 +186,7 @@ def test_a_server_that_goes_away_ends_no_training(
     assert client.calls[-1] == ("finish", 0)
 
 
-def test_a_dry_run_begins_nothing_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_starts_no_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = Wandb()
     monkeypatch.setitem(sys.modules, "wandb", client)  # type: ignore[arg-type]
     settings = RunSettings(engine="inline", device="cpu", dry_run=True, log="wandb")

@@ -1,4 +1,4 @@
-"""A run of one worker counts for a later run only where everything is as it was."""
+"""A run of one worker counts for a later run only with equal settings."""
 
 import os
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def written(
     """A made-up run whose workers push together every ``step_s``; its header.
 
     Args:
-        later: fields that are others when it goes on, after all these updates.
+        later: fields that differ when it is resumed, after all these updates.
     """
     folder.mkdir(parents=True)
     header: dict[str, Any] = {**HEADER, "workers": 1, **fields}
@@ -56,7 +56,7 @@ def add_updates(trace: Trace, num_workers: int, step_s: float, versions: range) 
         trace.order(Apply(tickets, tuple(1 / len(workers) for _ in workers)), version * step_s)
 
 
-def test_efficiency_is_one_workers_step_over_that_of_each(tmp_path: Path) -> None:
+def test_efficiency_is_the_step_of_one_worker_over_each_ones_step(tmp_path: Path) -> None:
     written(tmp_path / "one", 0.010)
     mine = {**HEADER, "workers": 4}
     alone = find_one_worker(tmp_path / "four", mine)
@@ -66,20 +66,20 @@ def test_efficiency_is_one_workers_step_over_that_of_each(tmp_path: Path) -> Non
     summary = summarize(tmp_path / "four")
     assert summary.scaling_efficiency is not None
     assert summary.scaling_efficiency.value == pytest.approx(0.8)
-    (line,) = [one for one in render_summary(summary) if one.startswith("efficiency")]
+    (line,) = [line for line in render_summary(summary) if line.startswith("efficiency")]
     assert line.split(maxsplit=1)[1] == f"0.80 of one worker's 10 ms a step (run of {alone.day})"
 
 
-def test_what_is_not_known_is_not_said(tmp_path: Path) -> None:
+def test_an_unknown_efficiency_is_not_shown(tmp_path: Path) -> None:
     assert find_one_worker(tmp_path / "four", {**HEADER, "workers": 4}) is None
     written(tmp_path / "four", 0.0125, workers=4)
     summary = summarize(tmp_path / "four")
     assert summary.scaling_efficiency is None
-    assert not [one for one in render_summary(summary) if one.startswith("efficiency")]
+    assert not [line for line in render_summary(summary) if line.startswith("efficiency")]
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_a_run_that_differs_does_not_count(tmp_path: Path, name: str) -> None:
+def test_a_run_with_other_settings_does_not_count(tmp_path: Path, name: str) -> None:
     other: Any = ["bf16"] if name == "rounding" else 8 if name == "mini_batch_size" else "other"
     written(tmp_path / "one", 0.010, **{name: other})
     assert find_one_worker(tmp_path / "four", {**HEADER, "workers": 4}) is None
@@ -91,12 +91,12 @@ def test_a_run_that_differs_does_not_count(tmp_path: Path, name: str) -> None:
      {"slow": ["0=2x"]}, {"updates": 9}],
     ids=str,
 )  # fmt: skip
-def test_only_one_worker_at_its_own_pace_counts(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_only_one_undisturbed_worker_counts(tmp_path: Path, fields: dict[str, Any]) -> None:
     written(tmp_path / "one", 0.010, **fields)
     assert find_one_worker(tmp_path / "four", {**HEADER, "workers": 4}) is None
 
 
-def test_a_run_that_went_on_with_more_workers_counts_up_to_there(tmp_path: Path) -> None:
+def test_a_run_resumed_with_more_workers_counts_up_to_there(tmp_path: Path) -> None:
     written(tmp_path / "one", 0.010, later={"workers": 4})
     alone = find_one_worker(tmp_path / "four", {**HEADER, "workers": 4})
     assert alone is not None
@@ -104,7 +104,7 @@ def test_a_run_that_went_on_with_more_workers_counts_up_to_there(tmp_path: Path)
 
 
 @pytest.mark.parametrize("later", [{"workers": 2}, {"threads": 2}], ids=str)
-def test_a_run_that_went_on_as_another_has_no_efficiency(
+def test_a_run_resumed_with_other_settings_has_no_efficiency(
     tmp_path: Path, later: dict[str, Any]
 ) -> None:
     alone = OneWorker(step_s=0.0125, run="one", day="2026-11-24")
@@ -114,7 +114,7 @@ def test_a_run_that_went_on_as_another_has_no_efficiency(
     assert summarize(tmp_path / "same").scaling_efficiency is not None
 
 
-def test_the_newest_counts_and_a_damaged_one_is_passed_over(tmp_path: Path) -> None:
+def test_the_newest_run_counts_and_a_damaged_one_is_skipped(tmp_path: Path) -> None:
     for number, step_s in enumerate((0.010, 0.020, 0.030)):
         written(tmp_path / f"run-{number}", step_s)
         os.utime(tmp_path / f"run-{number}" / FILE_NAME, (number, number))
@@ -126,20 +126,20 @@ def test_the_newest_counts_and_a_damaged_one_is_passed_over(tmp_path: Path) -> N
     assert alone.run == "run-1"
 
 
-def test_one_worker_and_members_of_one_process_have_no_efficiency(tmp_path: Path) -> None:
+def test_one_worker_and_inline_members_have_no_efficiency(tmp_path: Path) -> None:
     written(tmp_path / "one", 0.010)
     assert find_one_worker(tmp_path / "next", {**HEADER, "workers": 1}) is None
     inline = {**HEADER, "workers": 4, "engine": "inline"}
     assert find_one_worker(tmp_path / "next", inline) is None
 
 
-def test_a_folder_that_is_not_there_holds_none(tmp_path: Path) -> None:
+def test_a_missing_folder_has_no_run_of_one_worker(tmp_path: Path) -> None:
     assert find_one_worker(tmp_path / "gone" / "four", {**HEADER, "workers": 4}) is None
 
 
-def test_it_goes_through_a_header_unchanged(tmp_path: Path) -> None:
+def test_a_run_of_one_worker_goes_through_a_header_unchanged(tmp_path: Path) -> None:
     alone = OneWorker(step_s=0.0125, run="one", day="2026-11-24")
     written(tmp_path / "four", 0.0125, workers=4, **alone.header())
-    found = summarize(tmp_path / "four").scaling_efficiency
-    assert found is not None
-    assert (found.one_worker_run, found.one_worker_day) == ("one", "2026-11-24")
+    result = summarize(tmp_path / "four").scaling_efficiency
+    assert result is not None
+    assert (result.one_worker_run, result.one_worker_day) == ("one", "2026-11-24")

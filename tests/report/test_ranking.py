@@ -1,4 +1,4 @@
-"""Advice says how sure it is, and never surer than its seeds."""
+"""Advice says how sure it is, and never surer than its seeds allow."""
 
 from dataclasses import replace
 
@@ -28,29 +28,29 @@ def advice(wins: int = 3, loss: float = 0.5) -> Advice:
 
 
 @pytest.mark.parametrize(("wins", "word"), [(3, ": clear"), (2, ": close, try both")])
-def test_only_who_wins_with_every_seed_is_clearly_ahead(wins: int, word: str) -> None:
+def test_only_a_protocol_that_wins_with_every_seed_is_clearly_ahead(wins: int, word: str) -> None:
     assert how_sure(advice(wins)).endswith(word)
 
 
-def test_who_is_not_told_apart_is_not_called_ahead() -> None:
+def test_a_protocol_that_is_not_told_apart_is_not_called_ahead() -> None:
     assert how_sure(replace(advice(), are_alike=True)).endswith("difference, either will do")
 
 
-def test_where_all_diverged_nobody_is_advised_with_confidence() -> None:
+def test_no_protocol_is_advised_where_all_diverged() -> None:
     assert "every protocol diverged; lower --lr" in how_sure(advice(loss=float("inf")))
 
 
-def test_a_second_that_is_mostly_not_at_the_target_is_never_there() -> None:
-    one = advice()
+def test_a_runner_up_that_mostly_misses_the_target_counts_as_never() -> None:
+    given = advice()
     for ranked_one, times_s in zip(
-        one.candidates, ((40.0, 50.0, 60.0), (45.0, float("inf"), float("inf"))), strict=True
+        given.candidates, ((40.0, 50.0, 60.0), (45.0, float("inf"), float("inf"))), strict=True
     ):
         ranked_one.standing.target_s = times_s
-    assert "3 of 3 seeds (median 50.0 s against never): clear" in how_sure(one)
-    assert one.to_json()["how_sure"] == how_sure(one)
+    assert "3 of 3 seeds (median 50.0 s against never): clear" in how_sure(given)
+    assert given.to_json()["how_sure"] == how_sure(given)
 
 
-def test_why_compares_with_full_sync() -> None:
+def test_the_reason_compares_with_full_sync() -> None:
     assert why(advice()).startswith("1.50x the useful mini-batches a second of full-sync")
     assert "loss 0.5 against 0.7" in why(advice())
 

@@ -44,28 +44,28 @@ def report() -> PartitionReport:
     )  # fmt: skip
 
 
-def test_the_cut_is_drawn_with_what_flows_over_its_border() -> None:
+def test_a_cut_is_drawn_with_the_bytes_over_its_border() -> None:
     lines = render_partition(report())
     assert "inputs -> [ a ] =1.0 KiB=> [ b .. c ] -> outputs" in lines
     assert "parts 0 and 1 share a.weight" in lines
     assert lines[-1] == "do not split for speed: this takes 1.25 times as long as one worker alone"
 
 
-def test_numbers_of_the_text_are_those_of_the_json() -> None:
-    found = report().to_json()
-    assert found["step_s"] == pytest.approx({"best": 15e-3, "even": 13e-3})
-    assert found["cut_bytes"] == 2 * 2 * 1024
-    assert [one["layers"] for one in found["parts"]] == [["a"], ["b", "c"]]
-    assert [one["shared_parameters"] for one in found["parts"]] == [["a.weight"], ["a.weight"]]
+def test_the_numbers_of_the_text_are_those_of_the_json() -> None:
+    result = report().to_json()
+    assert result["step_s"] == pytest.approx({"best": 15e-3, "even": 13e-3})
+    assert result["cut_bytes"] == 2 * 2 * 1024
+    assert [part["layers"] for part in result["parts"]] == [["a"], ["b", "c"]]
+    assert [part["shared_parameters"] for part in result["parts"]] == [["a.weight"], ["a.weight"]]
 
 
 def test_the_picture_is_xml_with_a_bar_for_each_action() -> None:
     root = xml.etree.ElementTree.fromstring(draw_partition(report()))
-    bars = [one for one in root.iter() if one.tag.endswith("rect")]
+    bars = [node for node in root.iter() if node.tag.endswith("rect")]
     assert len(bars) == 1 + 3 + 2 * 2 * 2
 
 
-def test_the_table_says_what_is_advised_and_what_is_not_possible() -> None:
+def test_the_table_shows_the_advice_and_impossible_splits() -> None:
     prices = (
         SplitPrice(name="none", step_s=1.0, memory_bytes=4096, fits=False),
         SplitPrice(name="network", step_s=None, why="only 1 piece"),

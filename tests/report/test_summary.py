@@ -14,7 +14,7 @@ from paceline.report.text import Point
 from paceline.trace import Trace
 
 
-def test_the_summary_says_what_kind_of_run_it_was(run_dir: Path) -> None:
+def test_the_summary_names_the_settings_of_the_run(run_dir: Path) -> None:
     summary = summarize(run_dir)
     assert (summary.task, summary.protocol, summary.workers) == ("lenet", "async", 2)
     assert (summary.engine, summary.path) == ("local", "store")
@@ -33,11 +33,11 @@ def test_rates_count_training_and_not_evaluation(run_dir: Path) -> None:
     assert summary.total_s == 8.0
 
 
-def test_staleness_is_the_lag_of_the_gradient_that_was_applied(run_dir: Path) -> None:
+def test_staleness_is_the_lag_of_the_applied_gradient(run_dir: Path) -> None:
     assert summarize(run_dir).staleness_versions == Staleness(mean=1 / 3, p50=0, p99=1, max=1)
 
 
-def test_lost_work_is_counted_by_what_became_of_it(run_dir: Path) -> None:
+def test_lost_work_is_counted_by_its_fate(run_dir: Path) -> None:
     summary = summarize(run_dir)
     assert (summary.discarded_pushes, summary.late_pushes) == (1, 1)
     assert summary.superseded == SupersededWork(count=1, wasted_s=0.25, saved_s=0.75)
@@ -54,7 +54,7 @@ def test_each_worker_has_its_seconds(run_dir: Path) -> None:
 
 
 def resumed_run(folder: Path, *lives: dict[str, str | int]) -> Path:
-    """A run of one worker that goes on with another header after every ten updates."""
+    """A run of one worker, resumed with another header after every ten updates."""
     trace = Trace(folder / "trace.jsonl")
     for life, fields in enumerate(lives):
         if life:
@@ -70,11 +70,11 @@ def resumed_run(folder: Path, *lives: dict[str, str | int]) -> Path:
     return folder
 
 
-def test_only_updates_that_were_compressed_count_as_such(tmp_path: Path) -> None:
+def test_only_compressed_updates_count_as_such(tmp_path: Path) -> None:
     int8: dict[str, str | int] = {"compress": "int8", "plain_bytes": 100, "sent_bytes": 30}
     topk: dict[str, str | int] = {"compress": "topk:1%", "plain_bytes": 100, "sent_bytes": 2}
     none: dict[str, str | int] = {"compress": "none"}
-    for number, (lives, found) in enumerate((
+    for number, (lives, result) in enumerate((
         ([int8], CompressedBytes(compressor="int8", plain_bytes=1000, sent_bytes=300)),
         ([int8, none], CompressedBytes(compressor="int8", plain_bytes=1000, sent_bytes=300)),
         ([none, int8], CompressedBytes(compressor="int8", plain_bytes=1000, sent_bytes=300)),
@@ -84,7 +84,7 @@ def test_only_updates_that_were_compressed_count_as_such(tmp_path: Path) -> None
     )):  # fmt: skip
         folder = tmp_path / str(number)
         folder.mkdir()
-        assert summarize(resumed_run(folder, *lives)).compressed == found
+        assert summarize(resumed_run(folder, *lives)).compressed == result
 
 
 def test_epochs_have_loss_and_accuracy(run_dir: Path) -> None:
@@ -94,7 +94,7 @@ def test_epochs_have_loss_and_accuracy(run_dir: Path) -> None:
     assert (second.epoch, second.loss, second.test_accuracy) == (2, 0.5, 0.8)
 
 
-def test_an_epoch_keeps_the_accuracy_that_a_later_evaluation_has_not(tmp_path: Path) -> None:
+def test_an_epoch_keeps_an_accuracy_that_a_later_evaluation_lacks(tmp_path: Path) -> None:
     trace = Trace(tmp_path / "trace.jsonl")
     trace.header(task="lenet", protocol="async", workers=1, num_samples=40, batch_size=20)
     trace.joined(0.5, 0, 0, 11)
@@ -126,7 +126,7 @@ def test_the_last_line_has_the_form_of_the_chapter(run_dir: Path) -> None:
     assert line == "test acc: 0.80, 2.2 sec/epoch on ['cpu:0', 'cpu:1']"
 
 
-def test_a_run_that_was_cut_off_is_summarised_as_far_as_it_came(
+def test_an_interrupted_run_is_summarised_as_far_as_it_came(
     run_dir: Path, cut: Callable[[int], None]
 ) -> None:
     cut(7)  # up to the first update
@@ -146,7 +146,7 @@ def test_a_run_without_an_update_has_no_rates(run_dir: Path, cut: Callable[[int]
     assert summary.chapter_line() == "test acc: -, - sec/epoch on ['cpu:0', 'cpu:1']"
 
 
-def test_a_worker_that_came_back_has_two_lives(tmp_path: Path) -> None:
+def test_a_respawned_worker_has_two_lives(tmp_path: Path) -> None:
     trace = Trace(tmp_path / "trace.jsonl")
     trace.header(workers=1)
     trace.joined(0.1, 0, 0, 11)
@@ -157,21 +157,21 @@ def test_a_worker_that_came_back_has_two_lives(tmp_path: Path) -> None:
     assert (worker.worker, worker.members) == (0, 2)
 
 
-def test_the_json_is_documented_field_by_field(run_dir: Path) -> None:
+def test_every_field_of_the_json_is_documented(run_dir: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
 
     def names(value: object) -> set[str]:
         if isinstance(value, dict):
-            return set(value).union(*(names(one) for one in value.values()))
+            return set(value).union(*(names(item) for item in value.values()))
         if isinstance(value, list | tuple):
-            return set().union(*(names(one) for one in value))
+            return set().union(*(names(item) for item in value))
         return set()
 
     missing = {n for n in names(summarize(run_dir).to_json()) if f"`{n}`" not in page}
     assert not missing
 
 
-def test_samples_a_second_have_their_earlier_name_beside_their_own(run_dir: Path) -> None:
+def test_samples_per_second_keep_their_earlier_name_too(run_dir: Path) -> None:
     summary = summarize(run_dir)
     told = summary.to_json()
     assert told["samples_per_s"] == told["images_per_s"] == summary.images_per_s is not None
@@ -182,10 +182,10 @@ def test_the_files_of_a_run_can_be_made_again(run_dir: Path) -> None:
     written = json.loads((run_dir / "summary.json").read_text())
     assert written == json.loads(json.dumps(summary.to_json()))
     assert (run_dir / "curve.svg").read_text().startswith("<svg")
-    assert {one.name for one in run_dir.iterdir()} == {"trace.jsonl", "summary.json", "curve.svg"}
+    assert {path.name for path in run_dir.iterdir()} == {"trace.jsonl", "summary.json", "curve.svg"}
 
 
-def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no run found at .*gone"):
         summarize(tmp_path / "gone")
     (tmp_path / "trace.jsonl").write_text("")

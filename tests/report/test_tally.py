@@ -1,4 +1,4 @@
-"""Every lease of a run is in an update or was dropped, also when it rides over an epoch's end."""
+"""Every lease of a run is in an update or was dropped, also across the end of an epoch."""
 
 import pytest
 
@@ -30,27 +30,27 @@ BEGIN = (
 )
 
 
-def test_what_is_in_no_update_when_its_epoch_ends_was_dropped() -> None:
-    found = tally_of(*BEGIN, Ordered(t_s=3.0, order=EpochEnd(0, 1)))
-    assert (found.samples, found.dropped_samples, found.trained_s) == (20, 20, 2.0)
+def test_a_lease_in_no_update_at_the_end_of_its_epoch_was_dropped() -> None:
+    result = tally_of(*BEGIN, Ordered(t_s=3.0, order=EpochEnd(0, 1)))
+    assert (result.samples, result.dropped_samples, result.trained_s) == (20, 20, 2.0)
 
 
-def test_what_rides_on_a_push_of_the_next_epoch_was_not() -> None:
-    found = tally_of(
+def test_a_lease_pushed_in_the_next_epoch_was_not_dropped() -> None:
+    result = tally_of(
         *BEGIN,
         Ordered(t_s=3.0, order=EpochEnd(0, 1)),
         pushed(B, 4.0),
         Ordered(t_s=4.0, order=Apply((B,), (1.0,))),
     )
-    assert (found.version, found.dropped_samples) == (2, 0)
-    assert found.staleness == {0: 1, 1: 1}
+    assert (result.version, result.dropped_samples) == (2, 0)
+    assert result.staleness == {0: 1, 1: 1}
 
 
-def test_a_lease_that_was_at_work_in_a_crash_is_free_again() -> None:
+def test_a_lease_held_at_a_crash_is_free_again() -> None:
     resumed = Resumed(t_s=5.0, version=1, workers=2, lost=0, changes={})
-    found = tally_of(*BEGIN, resumed, Ordered(t_s=6.0, order=EpochEnd(0, 1)))
-    assert found.dropped_samples == 0
-    assert found.version == 1
+    result = tally_of(*BEGIN, resumed, Ordered(t_s=6.0, order=EpochEnd(0, 1)))
+    assert result.dropped_samples == 0
+    assert result.version == 1
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,12 @@ def test_a_lease_that_was_at_work_in_a_crash_is_free_again() -> None:
     ],
     ids=["twice", "never", "more"],
 )  # fmt: skip
-def test_lines_that_cannot_all_be_true_are_refused(line: Record, said: str) -> None:
+def test_contradictory_lines_are_refused(line: Record, said: str) -> None:
     with pytest.raises(ConfigError, match=f"the trace contradicts itself: {said}"):
         tally_of(*BEGIN, line)
 
 
-def test_a_push_at_a_version_to_come_is_in_no_update() -> None:
+def test_a_push_at_a_future_version_is_in_no_update() -> None:
     ahead = Ticket(1, 0, 7)
     with pytest.raises(ConfigError, match="nobody handed in"):
         tally_of(*BEGIN, pushed(ahead, 3.0), Ordered(t_s=3.0, order=Apply((ahead,), (1.0,))))

@@ -1,4 +1,4 @@
-"""What stands in the terminal after a run can be read and is true."""
+"""The terminal's text after a run is readable and correct."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +13,7 @@ from paceline.report.text import format_duration
 from resealing import reseal
 
 
-def test_the_report_of_a_run_is_this(run_dir: Path) -> None:
+def test_the_report_has_the_expected_text(run_dir: Path) -> None:
     lines = render_summary(summarize(run_dir))
     text = "\n".join(line.rstrip() for line in lines).replace(str(run_dir), "RUN")
     assert text.endswith(
@@ -38,7 +38,7 @@ test acc: 0.80, 2.2 sec/epoch on ['cpu:0', 'cpu:1']"""
     )
 
 
-def test_the_time_until_batches_are_there_stands_beside_that_of_computing(run_dir: Path) -> None:
+def test_input_time_is_shown_beside_computing_time(run_dir: Path) -> None:
     summary = summarize(run_dir)
     first, second = summary.per_worker
     told = replace(summary, per_worker=(replace(first, input_s=1.25), second))
@@ -51,10 +51,10 @@ def test_the_time_until_batches_are_there_stands_beside_that_of_computing(run_di
     assert narrow[1][2:6] == ["50", "%", "38", "%"]
 
 
-def test_who_is_slow_by_its_input_is_told_so() -> None:
+def test_a_worker_slow_by_its_input_is_described_as_such() -> None:
     by_input = SlowWorker(1, 0.040, 0.020, input_s=0.025, others_input_s=0.002)
-    said = describe_slow(by_input, 0.5)
-    assert said == (
+    text = describe_slow(by_input, 0.5)
+    assert text == (
         "worker 1 is slow: 40 ms a step, the others 20 ms (2.0 times as long); its batches "
         "arrive after 25 ms, the others' after 2 ms; the others wait 50% of their time"
     )
@@ -62,7 +62,7 @@ def test_who_is_slow_by_its_input_is_told_so() -> None:
     assert "batches" not in describe_slow(by_itself, 0.5)
 
 
-def test_it_ends_with_what_a_trial_would_measure_where_none_was_made(run_dir: Path) -> None:
+def test_the_report_ends_with_untried_options(run_dir: Path) -> None:
     summary = summarize(run_dir)
     assert not any("--fast" in line for line in render_summary(summary))
     told = replace(summary, could_try=("channels last", "compile"))
@@ -90,7 +90,7 @@ def test_no_line_has_control_codes_or_is_wider_than_a_terminal(run_dir: Path) ->
 
 
 @pytest.mark.parametrize("columns", [80, 40])
-def test_of_very_many_workers_only_some_are_shown(run_dir: Path, columns: int) -> None:
+def test_only_some_of_very_many_workers_are_shown(run_dir: Path, columns: int) -> None:
     summary = summarize(run_dir)
     worker = summary.per_worker[0]
     many = tuple(replace(worker, worker=i, pushes=i, input_s=1.25) for i in range(1000))
@@ -120,11 +120,11 @@ def test_a_run_without_updates_has_no_curve_and_dashes(
         (7380, "2 h 03 min"),
     ],
 )
-def test_durations_are_told_in_the_units_of_people(seconds: float, text: str) -> None:
+def test_durations_have_readable_units(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
-def test_an_epoch_that_nobody_finished_is_told_as_an_estimate(
+def test_an_unfinished_epoch_is_shown_as_an_estimate(
     run_dir: Path, cut: Callable[[int], None]
 ) -> None:
     cut(7)
@@ -132,7 +132,7 @@ def test_an_epoch_that_nobody_finished_is_told_as_an_estimate(
     assert "seconds an epoch  2.00 at this pace (no epoch was finished)" in lines
 
 
-def test_a_loss_that_hardly_moves_has_two_different_ends(run_dir: Path) -> None:
+def test_a_nearly_constant_loss_has_two_different_ends(run_dir: Path) -> None:
     path = run_dir / "trace.jsonl"
     text = path.read_text().replace('"loss":2.0', '"loss":0.5003')
     path.write_text(reseal(text.replace('"loss":1.0', '"loss":0.5001')))
@@ -141,14 +141,14 @@ def test_a_loss_that_hardly_moves_has_two_different_ends(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [40, 62, 80, 200])
-def test_no_line_is_wider_than_the_terminal(columns: int, run_dir: Path) -> None:
+def test_no_line_is_wider_than_the_given_columns(columns: int, run_dir: Path) -> None:
     lines = render_summary(summarize(run_dir), columns)
     files = next(line for line in lines if line.startswith("files: "))
     assert max(len(line) for line in lines[:-1] if line != files) <= min(columns, 80)
     assert any("1 push discarded, 1" in line for line in lines)
 
 
-def test_updates_that_were_skipped_are_said(run_dir: Path) -> None:
+def test_skipped_updates_are_shown(run_dir: Path) -> None:
     trace = run_dir / "trace.jsonl"
     trace.write_text(reseal(trace.read_text().replace('"finite":true', '"finite":false', 1)))
     assert summarize(run_dir).skipped_updates == 1

@@ -1,4 +1,4 @@
-"""Numbers are written with as many figures as they are worth."""
+"""Numbers are written with as many figures as are significant."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from paceline.report.text import format_duration, four_figures, or_dash, table, 
         (12345.0, "3 h 25 min", "12,345 s", "12,345 s"),
     ],
 )
-def test_a_time_reads_as_its_reader_needs_it(
+def test_a_time_is_written_for_its_reader(
     seconds: float, people: str, measured: str, computed: str
 ) -> None:
     assert format_duration(seconds) == people
@@ -28,7 +28,7 @@ def test_a_time_reads_as_its_reader_needs_it(
     assert four_figures(seconds) == computed
 
 
-def test_what_nobody_knows_is_a_dash() -> None:
+def test_an_unknown_value_is_a_dash() -> None:
     assert (or_dash(None, str), or_dash(1, str), three_figures(None)) == ("-", "1", "-")
 
 

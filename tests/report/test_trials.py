@@ -1,4 +1,4 @@
-"""The report of a script that trains in trials: what is in its folder, row by row."""
+"""The report of a script that trains in trials, row by row."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ Make = Callable[..., Path]
 
 @pytest.fixture
 def make(run_dir: Path) -> Make:
-    """A folder of trials with these names, each with a trace of so many lines (None: all)."""
+    """A folder of trials with these names, each with a trace of this many lines (None: all)."""
     lines = (run_dir / "trace.jsonl").read_text().splitlines(keepends=True)
 
     def made(listed: dict[str, str], **num_lines: int | None) -> Path:
@@ -35,7 +35,7 @@ def make(run_dir: Path) -> Make:
     return made
 
 
-def test_each_trial_is_a_row_in_the_order_in_which_it_was_made(make: Make, say: Say) -> None:
+def test_each_trial_is_a_row_in_order_of_creation(make: Make, say: Say) -> None:
     folder = make({"wide": "", "narrow": "worker 1: no good"})
     code, out, err = say(f"report {folder}")
     assert (code, err) == (0, "")
@@ -47,7 +47,7 @@ def test_each_trial_is_a_row_in_the_order_in_which_it_was_made(make: Make, say: 
     ]
 
 
-def test_as_json_a_row_is_the_summary_of_its_run(make: Make, say: Say) -> None:
+def test_a_row_in_json_is_the_summary_of_its_run(make: Make, say: Say) -> None:
     folder = make({"wide": "", "narrow": "worker 1: no good"})
     code, out, _ = say(f"report {folder} --json")
     assert code == 0
@@ -57,7 +57,7 @@ def test_as_json_a_row_is_the_summary_of_its_run(make: Make, say: Say) -> None:
     assert first == {"name": "wide", "failure": None, **expected}
 
 
-def test_the_one_that_was_cut_off_comes_last(make: Make, say: Say) -> None:
+def test_the_interrupted_trial_comes_last(make: Make, say: Say) -> None:
     folder = make({"wide": ""}, another=-3, unbegun=1)
     code, out, _ = say(f"report {folder}")
     assert code == 0
@@ -82,14 +82,14 @@ def test_a_folder_without_trials_has_none(run_dir: Path, tmp_path: Path) -> None
         ('{"trials": [{"name": "../a", "failure": ""}]}', r"'\.\./a' is not a trial's name"),
     ],
 )
-def test_what_is_damaged_is_named(make: Make, text: str, why: str) -> None:
+def test_a_damaged_list_is_named(make: Make, text: str, why: str) -> None:
     folder = make({})
     (folder / "trials.json").write_text(text)
     with pytest.raises(ConfigError, match=why):
         read_trials(folder)
 
 
-def test_a_trial_that_is_gone_is_named(make: Make, say: Say) -> None:
+def test_a_missing_trial_is_named(make: Make, say: Say) -> None:
     folder = make({"wide": "", "narrow": ""})
     shutil.rmtree(folder / "narrow")
     code, _, err = say(f"report {folder}")
@@ -98,7 +98,7 @@ def test_a_trial_that_is_gone_is_named(make: Make, say: Say) -> None:
 
 
 @pytest.mark.parametrize("verb", ["report {} --sample 3", "replay {}"])
-def test_what_is_of_one_run_asks_for_one_of_them(make: Make, say: Say, verb: str) -> None:
+def test_a_command_for_one_run_asks_for_one_trial(make: Make, say: Say, verb: str) -> None:
     folder = make({"wide": ""})
     code, _, err = say(verb.format(folder))
     assert code == 2

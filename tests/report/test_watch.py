@@ -1,4 +1,4 @@
-"""A run that is watched: its trace is followed as it grows, and the end of either is the end."""
+"""Watching a run: its trace is followed as it grows, until the run or the watching ends."""
 
 import errno
 import fcntl
@@ -26,7 +26,7 @@ from runs import train
 
 
 class Seen(QuietObserver):
-    """Keeps what it is told."""
+    """Keeps what is reported to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def held(tmp_path: Path) -> Iterator[Path]:
 
 
 def grow(run_dir: Path, folder: Path, num_bytes: int) -> Iterator[None]:
-    """So many bytes more of the trace at each look, whatever lines they end in."""
+    """Add this many bytes of the trace at each step, wherever lines end."""
     whole = (run_dir / "trace.jsonl").read_bytes()
     for start in range(0, len(whole), num_bytes):
         with open(folder / "trace.jsonl", "ab") as file:
@@ -68,13 +68,13 @@ def grow(run_dir: Path, folder: Path, num_bytes: int) -> Iterator[None]:
 def test_a_run_is_followed_to_its_end_line_by_line(run_dir: Path, held: Path) -> None:
     pieces, seen = grow(run_dir, held, 97), Seen()
     assert watch(held, seen, lambda: next(pieces))
-    versions = [one.version for one in seen.told]
+    versions = [progress.version for progress in seen.told]
     assert versions == sorted(versions)
     assert {0, 1, 2, 3} <= set(versions)
     last = seen.told[-1]
     assert (last.samples, last.epoch, last.loss) == (60, 1, pytest.approx(3.5 / 3))
-    assert [one.pushes for one in last.workers] == [3, 2]
-    assert last.workers[1].mean_staleness == 0.5  # one of its two pushes came a version late
+    assert [worker.pushes for worker in last.workers] == [3, 2]
+    assert last.workers[1].mean_staleness == 0.5  # one of its two pushes was a version late
     assert seen.tests == [0.6, 0.8]
 
 
@@ -90,7 +90,7 @@ def test_a_run_is_followed_to_its_end_line_by_line(run_dir: Path, held: Path) ->
     ],
     ids=["samples", "updates", "seconds", "updates before seconds", "numbers", "nobody knows"],
 )
-def test_what_is_left_is_told_by_the_end_that_comes_first(
+def test_the_time_left_follows_from_the_end_that_comes_first(
     run_dir: Path, fields: dict[str, Any], updates_total: int | None, left_s: float | None
 ) -> None:
     """Three updates took 4.5 seconds of training, of the 7 since the first grant."""
@@ -100,12 +100,12 @@ def test_what_is_left_is_told_by_the_end_that_comes_first(
             run.add(Header(fields={**record.fields, **fields}))
         else:
             run.add(record)
-    found = run.progress()
-    assert found.updates_total == updates_total
-    assert found.eta_s == (None if left_s is None else pytest.approx(left_s))
+    result = run.progress()
+    assert result.updates_total == updates_total
+    assert result.eta_s == (None if left_s is None else pytest.approx(left_s))
 
 
-def test_a_run_that_goes_on_to_another_end_is_told_by_that(run_dir: Path) -> None:
+def test_a_resumed_run_is_measured_by_its_new_end(run_dir: Path) -> None:
     run = WatchedRun()
     for record in read_trace(run_dir / "trace.jsonl"):
         run.add(record)
@@ -114,13 +114,13 @@ def test_a_run_that_goes_on_to_another_end_is_told_by_that(run_dir: Path) -> Non
     assert run.progress().updates_total == 9
 
 
-def test_a_live_run_writes_down_where_it_ends(tmp_path: Path) -> None:
+def test_a_live_run_records_where_it_ends(tmp_path: Path) -> None:
     live = train(tiny.TASK, tmp_path, workers=2, updates=3, seconds=600.0, engine="inline")
     fields = read_header(live.folder / "trace.jsonl").fields
     assert (fields["updates_total"], fields["seconds"]) == (3, 600.0)
 
 
-def test_an_evaluation_inside_an_epoch_is_told_with_its_update(run_dir: Path) -> None:
+def test_an_evaluation_inside_an_epoch_is_shown_with_its_update(run_dir: Path) -> None:
     run, seen = WatchedRun(), Seen()
     for record in read_trace(run_dir / "trace.jsonl"):
         run.add(record)
@@ -132,7 +132,7 @@ def test_an_evaluation_inside_an_epoch_is_told_with_its_update(run_dir: Path) ->
 
 @pytest.mark.parametrize("num_logs", [0, 100], ids=["shorter", "longer again"])
 @pytest.mark.parametrize("is_new", [False, True], ids=["cut off", "another file"])
-def test_a_run_that_goes_on_behind_an_end_is_followed(
+def test_a_run_resumed_after_its_end_is_followed(
     is_new: bool, num_logs: int, run_dir: Path, held: Path
 ) -> None:
     path, seen, looks = held / "trace.jsonl", Seen(), list[int]()
@@ -161,7 +161,7 @@ def test_a_run_that_goes_on_behind_an_end_is_followed(
     assert seen.tests == [0.6, 0.8, 0.7]
 
 
-def test_a_run_that_is_cut_off_ends_the_watching(run_dir: Path, tmp_path: Path) -> None:
+def test_watching_ends_with_an_interrupted_run(run_dir: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cut"
     folder.mkdir()
     lines = (run_dir / "trace.jsonl").read_bytes().splitlines(keepends=True)
@@ -171,7 +171,7 @@ def test_a_run_that_is_cut_off_ends_the_watching(run_dir: Path, tmp_path: Path) 
     assert seen.told[-1].version == 1
 
 
-def test_who_is_read_by_nobody_watches_no_longer(
+def test_watching_ends_without_a_reader(
     run_dir: Path, held: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Closed(io.StringIO):
@@ -186,7 +186,7 @@ def test_who_is_read_by_nobody_watches_no_longer(
     assert command.run(["watch", str(held)]) == 1
 
 
-def test_where_no_run_is_it_is_said(tmp_path: Path) -> None:
+def test_a_missing_run_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no run found at .*; runs are in runs/"):
         watch(tmp_path / "none", QuietObserver(), lambda: None)
     with pytest.raises(ConfigError, match=r"the trace .* cannot be read: No such file"):
@@ -200,7 +200,7 @@ def test_a_damaged_line_is_named(run_dir: Path) -> None:
         watch(run_dir, Seen(), lambda: None)
 
 
-def test_who_is_at_work_is_told_without_locking(held: Path, tmp_path: Path) -> None:
+def test_a_run_at_work_is_recognized_without_locking(held: Path, tmp_path: Path) -> None:
     assert is_at_work(held)
     assert not is_at_work(tmp_path)
     (tmp_path / "lock").touch()
@@ -208,7 +208,7 @@ def test_who_is_at_work_is_told_without_locking(held: Path, tmp_path: Path) -> N
     assert is_at_work(tmp_path, locks=tmp_path / "no such table")
 
 
-def test_a_search_is_named_with_what_can_be_watched(held: Path) -> None:
+def test_a_search_is_refused_with_the_trials_to_watch(held: Path) -> None:
     (held / "trace.jsonl").touch()
     (held / "trials.json").write_text('{"trials": []}')
     with pytest.raises(ConfigError, match="holds the trials of a script, each a run of its own"):
@@ -216,7 +216,7 @@ def test_a_search_is_named_with_what_can_be_watched(held: Path) -> None:
 
 
 def test_a_lock_of_another_file_is_not_this_runs(held: Path, tmp_path: Path) -> None:
-    number = next(one for one in held.iterdir() if "lock" in one.name).stat().st_ino
+    number = next(path for path in held.iterdir() if "lock" in path.name).stat().st_ino
     locks = tmp_path / "locks"
     row = "1: FLOCK  ADVISORY  WRITE {} 08:02:{} 0 EOF\n"
     locks.write_text(row.format(4242, f"{number}1"))

@@ -1,4 +1,4 @@
-"""What became of a sample, for runs whose every step is known; and live, against what was used."""
+"""The fate of a sample, in runs with known steps; and in live runs, compared with what was used."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def in_order(header: Header, epoch: int, num_samples: int) -> range:
     return range(num_samples)
 
 
-def test_the_update_the_worker_and_the_staleness_are_named(run_dir: Path) -> None:
+def test_update_worker_and_staleness_of_a_sample_are_named(run_dir: Path) -> None:
     """Worker 1's push of the first epoch was applied one version late, see conftest.py."""
     first, second = report_sample(run_dir, 25, in_order).fates
     assert (first.update, first.worker, first.staleness_versions, first.tries) == (2, 1, 1, 1)
@@ -41,7 +41,7 @@ def test_the_ledgers_of_the_epochs_add_up(run_dir: Path) -> None:
     assert (half.samples, half.used, half.dropped, half.open, half.twice) == (40, 20, 20, 0, 0)
 
 
-def test_a_dead_workers_sample_says_who_did_it_then(tmp_path: Path) -> None:
+def test_a_dead_workers_sample_has_the_death_as_its_reason(tmp_path: Path) -> None:
     trace = Trace(tmp_path / "trace.jsonl")
     trace.header(task="t", num_samples=8, seed=0)
     trace.joined(0.0, 0, 0, 1)
@@ -55,17 +55,17 @@ def test_a_dead_workers_sample_says_who_did_it_then(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("before", "behind"), [(1, 2), (2, 1)])
-def test_a_run_that_is_resumed_with_other_workers_has_its_batches_cut_anew(
+def test_a_run_resumed_with_other_workers_splits_its_batches_anew(
     tmp_path: Path, before: int, behind: int
 ) -> None:
     trace, ids = Trace(tmp_path / "trace.jsonl"), count()
     trace.header(task="t", num_samples=8, seed=0)
 
     def granted(workers: int, first: int) -> list[Ticket]:
-        tickets, share = [Ticket(first + one, 0, 0) for one in range(workers)], 8 // workers
-        for one, ticket in enumerate(tickets):
-            trace.joined(0.0, ticket.member, one, 1)
-            lease = Lease(next(ids), 0, one * share, (one + 1) * share)
+        tickets, share = [Ticket(first + number, 0, 0) for number in range(workers)], 8 // workers
+        for number, ticket in enumerate(tickets):
+            trace.joined(0.0, ticket.member, number, 1)
+            lease = Lease(next(ids), 0, number * share, (number + 1) * share)
             trace.order(Grant(ticket, (lease,), ()), 1.0)
         return tickets
 
@@ -78,13 +78,13 @@ def test_a_run_that_is_resumed_with_other_workers_has_its_batches_cut_anew(
     trace.order(Apply(tickets, (1 / behind,) * behind), 3.0)
     trace.order(EpochEnd(0, 1), 3.0)
     trace.close()
-    found = report_sample(tmp_path, 5, in_order)
-    assert [(one.update, one.tries) for one in found.fates] == [(1, 2)]
-    assert [(one.used, one.dropped, one.twice) for one in found.ledgers] == [(8, 0, 0)]
+    result = report_sample(tmp_path, 5, in_order)
+    assert [(fate.update, fate.tries) for fate in result.fates] == [(1, 2)]
+    assert [(ledger.used, ledger.dropped, ledger.twice) for ledger in result.ledgers] == [(8, 0, 0)]
 
 
 @pytest.mark.parametrize("is_shuffled", [True, False])
-def test_an_order_is_drawn_again_as_the_members_drew_it(is_shuffled: bool) -> None:
+def test_an_order_is_redrawn_as_the_members_drew_it(is_shuffled: bool) -> None:
     loader = DataLoader(list(range(50)), batch_size=7, shuffle=is_shuffled)  # type: ignore[arg-type]
     leased = LeasedLoader(loader, 5, torch.device("cpu"))
     for epoch in (0, 3):
@@ -92,7 +92,7 @@ def test_an_order_is_drawn_again_as_the_members_drew_it(is_shuffled: bool) -> No
         assert list(leased.order.indices) == list(redraw(leased.order.kind, 50, 5, epoch))
 
 
-def test_orders_of_ones_own_are_said_to_be_so() -> None:
+def test_a_custom_order_is_reported_as_such() -> None:
     generator = torch.Generator()
     loader = DataLoader(list(range(9)), shuffle=True, generator=generator)  # type: ignore[arg-type]
     assert LeasedLoader(loader, 5, torch.device("cpu")).order.kind == "own"
@@ -116,14 +116,16 @@ def test_every_sample_of_a_live_run_has_the_update_that_used_it(
         updates = [fates.fate(epoch, position).update for position in range(NUM_SAMPLES)]
         assert None not in updates
     tried = [fates.fate(0, position) for position in range(NUM_SAMPLES)]
-    assert any(one.tries > 1 and one.reason == "worker 1: killed by signal 9" for one in tried)
+    assert any(fate.tries > 1 and fate.reason == "worker 1: killed by signal 9" for fate in tried)
 
 
-def test_the_verb_prints_it(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_prints_the_fate_of_a_position(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["report", str(run_dir), "--position", "25"]) == 0
-    said = capsys.readouterr().out
-    assert "epoch 1, position 25: update 2, by worker 1, 1 version stale" in said
-    assert "epoch   samples      used   dropped" in said
+    text = capsys.readouterr().out
+    assert "epoch 1, position 25: update 2, by worker 1, 1 version stale" in text
+    assert "epoch   samples      used   dropped" in text
     assert run(["report", str(run_dir), "--position", "25", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fates"][0]["update"] == 2
     assert run(["report", str(run_dir), "--sample", "25"]) == 2
@@ -158,8 +160,8 @@ def test_a_number_of_a_loop_without_a_loader_is_found_by_its_position(
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
-def test_what_was_at_work_at_a_stop_is_looked_for_where_it_went(before: int, after: int) -> None:
-    """16 samples, 8 an update; the second is begun, stopped, and cut anew for more or fewer."""
+def test_work_in_progress_at_a_stop_is_found_where_it_went(before: int, after: int) -> None:
+    """16 samples, 8 an update; the second is started, stopped, and split anew for more or fewer."""
     fates, version = Fates(), 0
     fates.add(Header(fields={"num_samples": 16, "order": "shuffled"}))
 
@@ -174,8 +176,8 @@ def test_what_was_at_work_at_a_stop_is_looked_for_where_it_went(before: int, aft
         return tickets
 
     def applied(tickets: list[Ticket]) -> None:
-        for one in tickets:
-            pushed = Pushed(one, 8 // len(tickets), 0.0, True, 0.0)
+        for ticket in tickets:
+            pushed = Pushed(ticket, 8 // len(tickets), 0.0, True, 0.0)
             fates.add(Handed(fact=pushed, compute_s=0.0, wait_s=0.0, push_s=0.0))
         weights = (1 / len(tickets),) * len(tickets)
         fates.add(Ordered(t_s=0.0, order=Apply(tuple(tickets), weights)))

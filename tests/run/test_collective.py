@@ -1,4 +1,4 @@
-"""What sums in a run: what was asked for, else the fastest as measured; or one sentence."""
+"""Which collective a run uses: the requested one, else the fastest measured; or one sentence."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +39,7 @@ def path(**given: Any) -> str:
 def cost(
     num_ranks: int = 4, native_s: float = 1.0, beside: Mapping[str, float] | None = None
 ) -> HostCost:
-    """Each message 10 us, whoever sends beside it, and 1 ns a byte; a second and more by torch.
+    """Each message takes 10 us plus 1 ns a byte, alone or not; torch takes a second or more.
 
     Args:
         beside: by collective, what a sum adds to a rank that computes.
@@ -53,7 +53,7 @@ def cost(
     )  # fmt: skip
 
 
-def test_each_word_has_its_path() -> None:
+def test_each_collective_has_its_path() -> None:
     assert path() == "auto"
     assert path(collective="shared") == "peers"
     assert path(collective="native") == path(collective="tree") == "collective"
@@ -80,30 +80,34 @@ def test_each_word_has_its_path() -> None:
         ({"collective": "shared", "engine": "torchrun"}, "processes of torchrun share no memory"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(given: dict[str, Any], said: str) -> None:
+def test_unsupported_combinations_are_refused_in_one_sentence(
+    given: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         path(**given)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_it_is_said_before_anything_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_collective_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="exclude each other"):
         train("softmax", workers=2, collective="ring", path="store", device="cpu")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_asked_for_is_taken() -> None:
+def test_the_requested_collective_is_used() -> None:
     assert collective_of(settings(), "store") == ("", "")
     assert collective_of(settings(collective="star"), "collective")[0] == "hub"
     assert collective_of(settings(collective="shared"), "peers") == ("shared", "as asked for")
-    asked = settings(collective="native")
-    assert collective_of(asked, "collective", 100, KnownCosts(cost=cost()))[0] == "native"
+    native = settings(collective="native")
+    assert collective_of(native, "collective", 100, KnownCosts(cost=cost()))[0] == "native"
     assert collective_of(settings(), "peers")[0] == "shared"
 
 
-def test_the_fastest_is_taken_as_it_was_measured() -> None:
+def test_the_fastest_measured_collective_is_used() -> None:
     small, large = 1000, 10_000_000
     measured = KnownCosts(cost=cost(), day="2026-11-25")
 
@@ -117,8 +121,8 @@ def test_the_fastest_is_taken_as_it_was_measured() -> None:
     assert chosen(large)[0] not in ("hub", "tree")  # which send all of it at once
 
 
-def test_what_a_schedule_costs_beside_a_backward_pass_counts() -> None:
-    """By itself each is a thousand times as fast as torch's own sum; its thread may be slower."""
+def test_a_schedules_cost_beside_a_backward_pass_counts() -> None:
+    """Alone each is a thousand times as fast as torch's own sum; its thread may be slower."""
 
     def chosen(num_bytes: int, **beside: float) -> tuple[str, str]:
         measured = KnownCosts(cost=cost(beside=beside), day="today")
@@ -135,14 +139,14 @@ def test_what_a_schedule_costs_beside_a_backward_pass_counts() -> None:
     assert chosen(1000)[0] != "native"  # one bucket, which is waited for at once
 
 
-def test_torch_keeps_its_place_where_it_is_as_fast() -> None:
+def test_native_is_kept_where_it_is_as_fast() -> None:
     measured = KnownCosts(cost=cost(native_s=21e-6), day="today")
     name, why = collective_of(settings(), "collective", 1000, measured)
     assert name == "native"
     assert why.startswith("21 us for 1,000 B, ")
 
 
-def test_where_nobody_has_measured_that_is_said() -> None:
+def test_missing_measurements_are_reported() -> None:
     name, why = collective_of(settings(), "collective", 1000, read_measured(4, None, ""))
     assert name == "native"
     assert why.endswith("4 processes are not measured here: paceline bench collectives --workers 4")
@@ -161,13 +165,13 @@ def test_where_nobody_has_measured_that_is_said() -> None:
     ],
     ids=range(7),
 )
-def test_what_says_nothing_of_this_run_is_left_out(section: Any, said: str) -> None:
-    found = read_measured(4, section, "")
-    assert found.cost is None
-    assert said in found.why_not
+def test_measurements_of_other_conditions_are_ignored(section: Any, said: str) -> None:
+    result = read_measured(4, section, "")
+    assert result.cost is None
+    assert said in result.why_not
 
 
-def test_what_was_kept_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_measurements_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     keep_measured(cost(3))
     keep_measured(cost())
@@ -185,7 +189,7 @@ def test_what_was_kept_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "between these machines" in measured_for(auto, apart, "cpu").why_not
 
 
-def test_buckets_are_those_of_the_ranks() -> None:
+def test_bucket_sizes_are_those_of_the_ranks() -> None:
     assert bucket_sizes(3) == [3]
     assert bucket_sizes(60 << 20) == [1 << 20, *[4 << 20] * 14, 3 << 20]
     assert sum(bucket_sizes(123_456_789)) == 123_456_789

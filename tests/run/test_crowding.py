@@ -1,4 +1,4 @@
-"""The plan says when more wants to compute at once than cores and quota carry, and what helps."""
+"""The plan says when more threads compute at once than cores and quota allow, and what helps."""
 
 import dataclasses
 from pathlib import Path
@@ -34,13 +34,13 @@ def _four_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def test_what_the_cores_carry_is_not_worth_a_word() -> None:
+def test_a_load_within_the_cores_is_not_noted() -> None:
     assert planned(4).notes == ()
     assert planned(2, threads=2).notes == ()
     assert planned(2, num_loading=1).notes == ()
 
 
-def test_threads_workers_and_loader_workers_count_together() -> None:
+def test_threads_workers_and_loader_workers_are_counted_together() -> None:
     (note,) = planned(2, threads=2, num_loading=3).notes
     assert note == (
         "10 want to compute at once (2 x 2 threads + 3 that load), and 4 cores carry them: they "
@@ -48,28 +48,28 @@ def test_threads_workers_and_loader_workers_count_together() -> None:
     )
 
 
-def test_too_many_threads_are_told_how_many_there_may_be() -> None:
+def test_too_many_threads_are_noted_with_a_limit() -> None:
     (note,) = planned(2, threads=4).notes
     assert "(2 x 4 threads)" in note
     assert "--threads 2 or fewer workers" in note
 
 
-def test_one_worker_is_never_told_to_be_fewer() -> None:
+def test_a_lone_worker_is_never_told_to_use_fewer_workers() -> None:
     (note,) = planned(1, num_loading=8).notes
     assert "(1 x 1 thread + 8 that load)" in note
     assert "fewer workers" not in note
 
 
-def test_threads_of_torch_do_not_count_where_a_device_computes() -> None:
+def test_torch_threads_do_not_count_where_a_device_computes() -> None:
     assert planned(2, threads=8, device="cuda:0", num_loading=1).notes == ()
 
 
-def test_members_in_turn_and_other_machines_do_not_crowd() -> None:
+def test_inline_members_and_other_machines_do_not_crowd() -> None:
     assert planned(8, dataclasses.replace(LOCAL, name="inline")).notes == ()
     assert planned(8, dataclasses.replace(LOCAL, is_one_machine=False)).notes == ()
 
 
-def test_the_plan_says_what_the_memory_takes_where_it_was_measured(
+def test_the_plan_shows_the_measured_memory_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert dict(planned(2).rows())["bytes an update"] == "2.0 MiB"

@@ -1,4 +1,4 @@
-"""What a run does by a script's own metrics, whatever they are called; or it is said."""
+"""What a run does by a script's own metrics, by any name; or a note that it does nothing."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +42,7 @@ def launch(say: Say, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
 
 
 @pytest.mark.parametrize("name", ["acc", "accuracy", "val_acc"])
-def test_a_run_ends_at_the_accuracy_by_the_scripts_own_name(
+def test_a_run_ends_at_the_target_accuracy_by_the_scripts_metric_name(
     name: str, launch: Callable[..., tuple[int, str, str]]
 ) -> None:
     code, out, err = launch("--target-accuracy 0.8", name)
@@ -63,7 +63,7 @@ def test_the_parameters_of_the_best_evaluation_are_kept(
     assert "has no effect" not in out
 
 
-def test_a_metric_by_another_name_is_reported_with_the_flag_without_effect(
+def test_a_flag_without_effect_is_reported_with_the_metrics_name(
     launch: Callable[..., tuple[int, str, str]],
 ) -> None:
     code, out, _ = launch("--target-accuracy 0.8 --keep-best", "f1")
@@ -72,7 +72,7 @@ def test_a_metric_by_another_name_is_reported_with_the_flag_without_effect(
         assert out.count(f"note: {flag} has no effect: pace.evaluate measures 'f1', and none") == 1
 
 
-def test_a_script_that_never_evaluates_is_told_at_the_end(
+def test_flags_of_a_script_that_never_evaluates_are_reported_at_the_end(
     launch: Callable[..., tuple[int, str, str]],
 ) -> None:
     code, out, _ = launch("--target-accuracy 0.8 --keep-best", evaluates=False)
@@ -83,15 +83,15 @@ def test_a_script_that_never_evaluates_is_told_at_the_end(
         )
 
 
-def test_an_accuracy_that_is_not_the_first_metric_is_one(
+def test_an_accuracy_after_another_metric_counts(
     launch: Callable[..., tuple[int, str, str]], say: Say, tmp_path: Path
 ) -> None:
     text = SCRIPT.format(name="accuracy", evaluates=True)
-    before, found, after = text.partition("        pace.evaluate(")
+    before, result, after = text.partition("        pace.evaluate(")
     first = (
         '        pace.evaluate(lambda batch: {"loss": (1.0, 1)}, DataLoader(data, batch_size=4))\n'
     )
-    (tmp_path / "train.py").write_text(before + first + found + after)
+    (tmp_path / "train.py").write_text(before + first + result + after)
     code, out, err = say("launch --workers 2 --device cpu --target-accuracy 0.8 train.py")
     assert code == 0, err
     assert "accuracy 0.9000 reached 0.8" in out

@@ -1,4 +1,4 @@
-"""What all members do together: an evaluation, each position once, and sums of alike numbers."""
+"""Joint work of all members: an evaluation, each position once, and sums of equal lengths."""
 
 from collections.abc import Collection
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from paceline.run.calls import Calls, EvaluationBook
 from paceline.wire.messages import Count, Range, Summed, SumValues
 
 
-def test_what_a_dead_member_held_is_counted_by_another() -> None:
+def test_a_dead_members_ranges_are_counted_by_another() -> None:
     book = EvaluationBook(num_samples=5, batch_size=2)
     assert [book.take(0), book.take(1)] == [[(0, 2)], [(2, 4)]]
     book.left(0)
@@ -21,7 +21,7 @@ def test_what_a_dead_member_held_is_counted_by_another() -> None:
     assert book.is_complete
 
 
-def test_a_member_holds_ranges_ahead_and_leaves_them_in_their_order() -> None:
+def test_a_member_holds_ranges_ahead_and_returns_them_in_order() -> None:
     book = EvaluationBook(num_samples=10, batch_size=2)
     book.enter(0, num_ahead=2)
     book.enter(1, num_ahead=2)
@@ -35,14 +35,14 @@ def test_a_member_holds_ranges_ahead_and_leaves_them_in_their_order() -> None:
     assert not book.is_complete
 
 
-def test_members_that_measure_by_different_names_are_refused_with_both() -> None:
+def test_members_with_different_metric_names_are_refused() -> None:
     book = EvaluationBook(num_samples=4, batch_size=2)
     book.counted(0, 0, {"acc": (1.0, 2.0), "loss": (1.0, 2.0)})
     with pytest.raises(ConfigError, match="'acc' in worker 0, 'accuracy' in worker 1"):
         book.counted(1, 2, {"accuracy": (1.0, 2.0), "loss": (1.0, 2.0)})
 
 
-def test_names_that_follow_from_the_data_are_summed_where_they_are() -> None:
+def test_metric_names_that_depend_on_the_data_are_summed() -> None:
     book = EvaluationBook(num_samples=6, batch_size=2)
     book.counted(0, 0, {"cats": (1.0, 2.0)})
     book.counted(0, 2, {"dogs": (1.0, 2.0)})
@@ -53,7 +53,7 @@ def test_names_that_follow_from_the_data_are_summed_where_they_are() -> None:
 def calls_of(
     *members: int, left_peers: Collection[int] = ()
 ) -> tuple[Calls, list[tuple[int, Any]]]:
-    """Calls of these members, and what they are told."""
+    """Calls of these members, and the messages to them."""
     told: list[tuple[int, Any]] = []
     run: Any = SimpleNamespace(
         crew=members,
@@ -68,7 +68,7 @@ def calls_of(
     return Calls(run, lambda totals: None, lambda member: member in left_peers), told
 
 
-def test_how_far_each_loader_fetches_ahead_is_its_own_affair() -> None:
+def test_loaders_may_prefetch_different_numbers_of_batches() -> None:
     calls, told = calls_of(0, 1)
     calls.count(0, Count(64, 16, None, "alike", 0, ahead=0))
     calls.count(1, Count(64, 16, None, "alike", 0, ahead=4))
@@ -86,14 +86,14 @@ def test_several_numbers_are_summed_in_one_round() -> None:
     assert told == [(0, Summed((11.0, 22.0, 33.0))), (1, Summed((11.0, 22.0, 33.0)))]
 
 
-def test_sums_of_unlike_many_numbers_are_refused_with_both() -> None:
+def test_sums_of_different_lengths_are_refused() -> None:
     calls, _ = calls_of(0, 1)
     calls.sum(0, SumValues((1.0, 2.0)))
     with pytest.raises(ConfigError, match="3 numbers in worker 1 and 2 in worker 0: give it a t"):
         calls.sum(1, SumValues((1.0, 2.0, 3.0)))
 
 
-def test_after_a_stop_a_sum_in_the_loop_waits_for_nobody_who_has_left_it() -> None:
+def test_after_a_stop_a_sum_waits_for_no_member_that_left_the_loop() -> None:
     calls, told = calls_of(0, 1, 2)
     calls.sum(0, SumValues((1.0,)))
     calls.stopped()
@@ -109,7 +109,7 @@ def test_after_a_stop_a_sum_in_the_loop_waits_for_nobody_who_has_left_it() -> No
     assert told[1:] == [(member, Summed((111.0, 222.0))) for member in (0, 1, 2)]
 
 
-def test_after_a_stop_a_sum_in_the_loop_waits_for_no_newcomer_that_has_not_entered_it() -> None:
+def test_after_a_stop_a_sum_waits_for_no_newcomer_outside_the_loop() -> None:
     calls, told = calls_of(0, 1)
     calls._run.roster[1].has_joined = False
     calls.sum(0, SumValues((1.0,)))
@@ -118,7 +118,7 @@ def test_after_a_stop_a_sum_in_the_loop_waits_for_no_newcomer_that_has_not_enter
     assert told == [(0, Summed((1.0,)))]
 
 
-def test_a_sum_behind_the_last_step_of_a_loop_is_not_one_behind_the_loop() -> None:
+def test_a_sum_after_a_loops_last_step_is_not_one_after_the_loop() -> None:
     """Worker 1's last step was cancelled, and with it the rest of its block."""
     calls, told = calls_of(0, 1)
     calls.stopped()
@@ -134,7 +134,7 @@ def test_a_sum_behind_the_last_step_of_a_loop_is_not_one_behind_the_loop() -> No
     assert told[1:] == [(member, Summed((11.0, 22.0))) for member in (0, 1)]
 
 
-def test_a_sum_behind_a_last_step_that_all_made_is_one_of_all() -> None:
+def test_a_sum_after_a_last_step_that_all_made_has_all_members() -> None:
     calls, told = calls_of(0, 1)
     calls.stopped()
     calls.heard_end(0)
@@ -144,8 +144,8 @@ def test_a_sum_behind_a_last_step_that_all_made_is_one_of_all() -> None:
     assert told == [(0, Summed((3.0,))), (1, Summed((3.0,)))]
 
 
-def test_after_a_stop_a_sum_waits_for_no_member_whose_cancelled_step_left_its_peers() -> None:
-    """It waits until the summing member has left them too, which that does at its step."""
+def test_after_a_stop_a_sum_waits_for_no_member_whose_step_was_cancelled() -> None:
+    """It waits until the summing member has left them too, which it does at its step."""
     left_peers = set[int]()
     calls, told = calls_of(0, 1, left_peers=left_peers)
     calls.sum(0, SumValues((1.0,)))
@@ -157,7 +157,7 @@ def test_after_a_stop_a_sum_waits_for_no_member_whose_cancelled_step_left_its_pe
     assert told == [(0, Summed((1.0,)))]
 
 
-def test_without_a_stop_a_sum_waits_also_for_members_that_have_left_the_loop() -> None:
+def test_without_a_stop_a_sum_waits_for_members_that_left_the_loop() -> None:
     calls, told = calls_of(0, 1)
     calls.sum(0, SumValues((1.0,)))
     calls.out_of_loop(1)

@@ -1,4 +1,4 @@
-"""Whole runs on paper: every order in which things can happen, in milliseconds a run.
+"""Whole runs on paper: every order of events, in milliseconds a run.
 
 The contract is that of tests/faults, which holds it over real processes: see `paper_run`.
 """
@@ -45,9 +45,9 @@ def _fits(protocol: str, workers: int) -> bool:
 
 @st.composite
 def plans(draw: st.DrawFn, *, is_calm: bool = False) -> Plan:
-    """Any run of a few mini-batches, and what happens in it; calm: no fault, stop or early end."""
+    """Any run of a few mini-batches with any events; calm: no fault, stop or early end."""
     workers = draw(st.integers(1, 5))
-    protocol = draw(st.sampled_from([one for one in SPELLINGS if _fits(one, workers)]))
+    protocol = draw(st.sampled_from([text for text in SPELLINGS if _fits(text, workers)]))
     parts = parse(protocol, workers).num_pushes
     epochs = draw(st.integers(1, 3))
     moment = st.tuples(st.integers(0, epochs - 1), st.integers(-1, 3))
@@ -90,7 +90,7 @@ def plans(draw: st.DrawFn, *, is_calm: bool = False) -> Plan:
 # -- what is heard ---------------------------------------------------------------------------------
 
 
-def test_all_that_members_and_engines_say_is_heard_and_nothing_else() -> None:
+def test_every_message_of_members_and_engines_has_a_handler() -> None:
     plan = Plan()
     heard = conduct(plan, make_engine(plan)).handlers
     assert heard == {*FROM_MEMBER.kinds, *get_args(base.Happening)}
@@ -100,7 +100,7 @@ def test_all_that_members_and_engines_say_is_heard_and_nothing_else() -> None:
 
 
 class Line(NamedTuple):
-    """What is heard of a member, and what members are told then."""
+    """A message of a member, and the messages to members that follow."""
 
     member: int
     hears: FromMember | base.Happening
@@ -108,7 +108,7 @@ class Line(NamedTuple):
 
 
 class Recital(PaperEngine):
-    """Members say what stands in a list, and what they are told is held against it."""
+    """Members send the messages of a list, and the replies are compared with it."""
 
     lines: Sequence[Line]
     _num_told = _num_heard = 0
@@ -121,7 +121,7 @@ class Recital(PaperEngine):
         return [(line.member, line.hears)]
 
     def check(self) -> None:
-        """What was told since the last line is what it says."""
+        """The messages since the last line are those of the line."""
         told, self._num_told = self.told[self._num_told :], len(self.told)
         if self._num_heard:
             line = self.lines[self._num_heard - 1]
@@ -173,7 +173,7 @@ LINES = (
 """One epoch of two workers under full-sync: one update of four samples, two by each."""
 
 
-def test_an_epoch_of_two_workers_message_for_message() -> None:
+def test_an_epoch_of_two_workers_message_by_message() -> None:
     engine = make_engine(PLAN, Recital)
     assert isinstance(engine, Recital)
     engine.lines = LINES
@@ -184,7 +184,7 @@ def test_an_epoch_of_two_workers_message_for_message() -> None:
 
 
 def _killed_at_the_end(*before: Line) -> BaseException | None:
-    """How a run ends whose main worker's death is heard behind the last update and these lines."""
+    """The error of a run whose main worker dies after the last update and these lines."""
     engine = make_engine(PLAN, Recital)
     assert isinstance(engine, Recital)
     engine.lines = (
@@ -198,16 +198,16 @@ def _killed_at_the_end(*before: Line) -> BaseException | None:
     return error
 
 
-def test_a_main_worker_that_died_in_its_loop_has_lost_nothing_behind_it() -> None:
-    """Also where the others made the last update before its death was heard of."""
+def test_a_main_workers_death_after_the_last_update_may_lose_nothing() -> None:
+    """Also where the others made the last update before its death was reported."""
     assert _killed_at_the_end() is None
     error = _killed_at_the_end(Line(0, messages.LoopLeft(version=1)))
     assert isinstance(error, ScriptLost)
     assert "worker 0 ended: killed by signal 9, after the last update" in str(error)
 
 
-def test_an_end_that_no_disk_takes_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a file is refused while it is written, not before: the run ends, and says so."""
+def test_an_end_that_cannot_be_written_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is refused while it is written, not before: the run ends with an error."""
     tried: list[Request] = []
 
     def refuse(queue: PaperQueue, request: Request, *, is_last: bool) -> None:
@@ -217,16 +217,16 @@ def test_an_end_that_no_disk_takes_is_tried_once(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(PaperQueue, "hand_in", refuse)
     outcome = carry_out(replace(PLAN, checkpoint_every="100 epochs"))
-    assert [one["files"]["run.json"]["version"] for one in tried] == [1]
+    assert [request["files"]["run.json"]["version"] for request in tried] == [1]
     assert isinstance(outcome.error, LinkError)
     assert "no room; it is in no checkpoint" in str(outcome.error)
 
 
 @pytest.mark.parametrize("every", ["1 updates", "1 epoch"])
-def test_a_stop_does_not_trust_a_checkpoint_that_is_still_being_written(
+def test_a_stop_does_not_rely_on_a_checkpoint_still_being_written(
     every: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of them fails in the end, and the run may stop where the newest was taken."""
+    """Each of them fails in the end, and the run may stop at the version of the newest."""
     written: list[int] = []
 
     def take(queue: PaperQueue, request: Request, *, is_last: bool) -> None:
@@ -258,7 +258,7 @@ def test_a_stop_does_not_trust_a_checkpoint_that_is_still_being_written(
 
 @EXAMPLES
 @given(plan=plans(is_calm=True))
-def test_without_faults_every_epoch_ends_with_each_sample_once(plan: Plan) -> None:
+def test_without_faults_every_epoch_uses_each_sample_once(plan: Plan) -> None:
     outcome = carry_out(plan)
     assert outcome.error is None
     judge(outcome)
@@ -266,13 +266,13 @@ def test_without_faults_every_epoch_ends_with_each_sample_once(plan: Plan) -> No
 
 @EXAMPLES
 @given(plan=plans())
-def test_whatever_happens_the_run_ends_and_counts_each_sample_once(plan: Plan) -> None:
+def test_under_any_faults_the_run_ends_and_counts_each_sample_once(plan: Plan) -> None:
     judge(carry_out(plan))
 
 
 @EXAMPLES
 @given(plan=plans())
-def test_who_died_comes_back_and_the_run_goes_on(plan: Plan) -> None:
+def test_under_any_faults_respawned_workers_continue_the_run(plan: Plan) -> None:
     judge(carry_out(replace(plan, respawn=True)))
 
 
@@ -280,7 +280,7 @@ def test_who_died_comes_back_and_the_run_goes_on(plan: Plan) -> None:
 
 
 def _choices(count: int, others: Mapping[int, int]) -> bytes:
-    """So many choices: always the first of those that could go on, but for these."""
+    """This many choices: always the first that could continue, except for these."""
     return bytes(others.get(i, 0) for i in range(count))
 
 
@@ -325,7 +325,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_what_random_plans_have_found_stays_mended(name: str) -> None:
+def test_known_failing_plans_stay_fixed(name: str) -> None:
     outcome = carry_out(FOUND[name])
     assert outcome.engine.happened == list(FOUND[name].faults), "the fault did not come"
     assert not any("has not come to its end" in line for line in outcome.said.splitlines())
@@ -338,10 +338,10 @@ BOTH_PLACES = pytest.mark.parametrize("sums", ["before", "after"])
 
 @BOTH_PATHS
 @BOTH_PLACES
-def test_who_sums_in_the_loop_for_a_dead_one_does_not_wait_for_ever(
+def test_a_sum_for_a_dead_workers_batch_does_not_wait_forever(
     path: Literal["store", "peers"], sums: str
 ) -> None:
-    """It has two mini-batches of an update, and comes by twice; who has one, once."""
+    """A worker with two mini-batches of an update sums twice; one with a single, once."""
     plan = Plan(
         workers=3, samples=24, batch=6, script=Script(epochs=2, sums=sums), path=path,
         faults=(Fault("kill", 2, "compute", nth=2),),
@@ -351,7 +351,7 @@ def test_who_sums_in_the_loop_for_a_dead_one_does_not_wait_for_ever(
     assert "worker 2 ended: killed by signal 9; worker 0 waits for worker 1 in pace.sum()" in str(
         error
     )
-    outcome = carry_out(replace(plan, workers=2))  # who is alone waits for nobody
+    outcome = carry_out(replace(plan, workers=2))  # a lone worker waits for no other
     assert outcome.error is None
     judge(outcome)
 
@@ -365,7 +365,7 @@ def test_who_sums_in_the_loop_for_a_dead_one_does_not_wait_for_ever(
         ("before", Script(sums="before", leaves_at=(0, 1))),
     ],
 )
-def test_a_sum_in_the_loop_that_one_never_comes_to_is_refused(
+def test_a_sum_in_the_loop_that_one_worker_never_reaches_is_refused(
     path: Literal["store", "peers"], sums: str, own: Script
 ) -> None:
     plan = Plan(samples=16, script=Script(sums=sums), own=((1, own),), path=path)
@@ -376,7 +376,7 @@ def test_a_sum_in_the_loop_that_one_never_comes_to_is_refused(
 
 @EXAMPLES
 @given(plan=plans(), protocol=st.sampled_from(PEERS), sums=st.sampled_from(("before", "after")))
-def test_whatever_happens_nobody_sums_in_the_loop_for_ever(
+def test_under_any_faults_no_sum_in_the_loop_waits_forever(
     plan: Plan, protocol: str, sums: str
 ) -> None:
     script = Script(epochs=plan.script.epochs, calls=plan.script.calls, sums=sums)
@@ -387,8 +387,8 @@ def test_whatever_happens_nobody_sums_in_the_loop_for_ever(
 
 
 @pytest.mark.parametrize("nth", range(6))
-def test_peers_pin_no_checkpoint_again_that_the_store_has_pinned(nth: int) -> None:
-    """Its writer still reads there when all are peers again."""
+def test_peers_do_not_pin_a_checkpoint_that_the_store_has_pinned(nth: int) -> None:
+    """Its writer still reads it when all are peers again."""
     outcome = carry_out(Plan(
         samples=24, script=Script(epochs=3), path="peers", respawn=True,
         checkpoint_every="4 updates", faults=(Fault("kill", 1, "barrier", nth=nth),),
@@ -405,7 +405,7 @@ DIFFERENT = {
 }
 
 
-def test_the_only_worker_that_stands_still_until_the_curfew_is_ended() -> None:
+def test_a_lone_worker_stopped_until_the_deadline_is_ended() -> None:
     outcome = carry_out(Plan(
         protocol="local-sgd:2", workers=1, samples=1, batch=1, respawn=True, path="peers",
         interrupt_at=106, checkpoint_every="never",
@@ -417,7 +417,7 @@ def test_the_only_worker_that_stands_still_until_the_curfew_is_ended() -> None:
 
 @pytest.mark.parametrize("protocol", ["full-sync", "async"])
 @pytest.mark.parametrize("what", DIFFERENT)
-def test_who_waits_for_different_things_is_told(what: str, protocol: str) -> None:
+def test_workers_that_wait_for_different_things_are_reported(what: str, protocol: str) -> None:
     script, words = DIFFERENT[what]
     outcome = carry_out(Plan(protocol=protocol, own=((0, script),)))
     assert isinstance(outcome.error, ConfigError)
@@ -425,8 +425,8 @@ def test_who_waits_for_different_things_is_told(what: str, protocol: str) -> Non
 
 
 @pytest.mark.parametrize("place", ["rest", "between"])
-def test_so_it_is_where_somebody_leaves_them_to_it(place: str) -> None:
-    """The other two wait for different things as soon as the third one is gone."""
+def test_workers_left_waiting_for_different_things_are_reported(place: str) -> None:
+    """The other two wait for different things as soon as the third is gone."""
     for choices in ((), *(bytes((i * 7 + j) % 15 for j in range(80)) for i in range(6))):
         plan = Plan(
             workers=3, samples=6, batch=3, own=((1, Script(epochs=2)),), choices=choices,
@@ -436,14 +436,14 @@ def test_so_it_is_where_somebody_leaves_them_to_it(place: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["between", "arrive"])
-def test_when_the_main_script_ends_by_itself_another_one_is_the_main_one(place: str) -> None:
+def test_another_worker_becomes_main_when_the_main_script_ends(place: str) -> None:
     plan = Plan(samples=12, script=Script(epochs=3), faults=(Fault("exit", 0, place, nth=1),))
     outcome = carry_out(plan)
     assert (1, messages.BeMain()) in outcome.engine.told
     assert outcome.error is None
 
 
-def test_who_is_let_go_makes_nobody_the_main_one() -> None:
-    """Its last words were printed: they are not to be printed again."""
+def test_a_finished_worker_makes_no_other_worker_main() -> None:
+    """Its last output was printed and must not be printed again."""
     outcome = carry_out(Plan(script=Script(epochs=2)))
     assert not any(isinstance(message, messages.BeMain) for _, message in outcome.engine.told)

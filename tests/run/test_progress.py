@@ -1,4 +1,4 @@
-"""The figures of a run that goes on: the time left is told by what is usual, not by the start."""
+"""The figures of a running run: the time left follows from usual updates, not from the start."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ PLAN = Plan(
 
 
 class Told(QuietObserver):
-    """Keeps what it is told."""
+    """Keeps the estimates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Told(QuietObserver):
         self.etas.append(progress.eta_s)
 
 
-def test_the_time_left_is_told_by_the_updates_after_the_first() -> None:
+def test_the_time_left_is_estimated_from_updates_after_the_first() -> None:
     told = Told()
     watch = ProgressMeter(PLAN, RunSettings(), Roster(), told)
     watch.opened(0.0, 0)
@@ -40,7 +40,7 @@ def test_the_time_left_is_told_by_the_updates_after_the_first() -> None:
     assert told.etas == [None, None, None, pytest.approx(96.0)]
 
 
-def test_a_given_time_is_known_from_the_start() -> None:
+def test_the_time_left_of_a_time_limit_is_known_from_the_start() -> None:
     told = Told()
     watch = ProgressMeter(
         replace(PLAN, updates_total=None), RunSettings(seconds=60.0), Roster(), told

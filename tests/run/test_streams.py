@@ -1,4 +1,4 @@
-"""Who reads the stream: always somebody, from where it is needed, and all others know where."""
+"""The reader of a stream: always one member, from the needed batch on, known to all others."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from paceline.wire.messages import (
 
 
 class Desk:
-    """A run on paper: who lives, what was used, and what each was told last."""
+    """A run on paper: live members, used batches, and the messages to members."""
 
     def __init__(self, num_members: int) -> None:
         self.live = list(range(num_members))
@@ -33,10 +33,10 @@ class Desk:
         self.told.append((member, message))
 
     def last(self, kind: type) -> tuple[int, Any]:
-        return [one for one in self.told if isinstance(one[1], kind)][-1]
+        return [entry for entry in self.told if isinstance(entry[1], kind)][-1]
 
     def serve(self) -> None:
-        """Who was told to read does."""
+        """The member that was told to read does so."""
         member, order = self.last(ReadStream)
         self.streams.served(member, StreamServed(order.epoch, f"at {member}", b"key"))
 
@@ -49,15 +49,15 @@ class Desk:
         self.streams.left(member)
 
 
-def test_one_is_told_to_read_and_all_are_told_where() -> None:
+def test_one_member_is_told_to_read_and_all_are_told_where() -> None:
     desk = Desk(3)
     desk.streams.open(0)
     assert desk.told == [(0, ReadStream(0, 0, (), 0, ""))]
     desk.serve()
-    assert desk.told[1:] == [(one, StreamAt(0, 0, "at 0", b"key")) for one in range(3)]
+    assert desk.told[1:] == [(member, StreamAt(0, 0, "at 0", b"key")) for member in range(3)]
 
 
-def test_who_comes_later_is_told_too() -> None:
+def test_a_newcomer_is_told_where_the_stream_is() -> None:
     desk = Desk(2)
     desk.streams.open(0)
     desk.serve()
@@ -66,7 +66,7 @@ def test_who_comes_later_is_told_too() -> None:
     assert desk.told[-1] == (7, StreamAt(0, 0, "at 0", b"key"))
 
 
-def test_another_reads_from_the_first_that_is_needed_when_the_reader_is_gone() -> None:
+def test_another_member_reads_from_the_first_needed_batch_after_a_death() -> None:
     desk = Desk(3)
     desk.streams.open(0)
     desk.serve()
@@ -77,7 +77,7 @@ def test_another_reads_from_the_first_that_is_needed_when_the_reader_is_gone() -
     assert desk.told[-1] == (1, ReadStream(0, 5, (7, 9), 0, ""))
 
 
-def test_a_death_of_another_changes_nothing() -> None:
+def test_a_death_of_a_non_reader_changes_nothing() -> None:
     desk = Desk(3)
     desk.streams.open(0)
     desk.serve()
@@ -86,7 +86,7 @@ def test_a_death_of_another_changes_nothing() -> None:
     assert desk.told == before
 
 
-def test_between_passes_nobody_is_told_and_the_next_one_is_read_by_who_lives() -> None:
+def test_between_passes_no_reader_is_chosen_until_the_next_pass() -> None:
     desk = Desk(2)
     desk.streams.open(0)
     desk.serve()
@@ -98,7 +98,7 @@ def test_between_passes_nobody_is_told_and_the_next_one_is_read_by_who_lives() -
     assert desk.told[-1] == (1, ReadStream(1, 0, (), 0, ""))
 
 
-def test_where_nobody_is_left_the_next_one_reads() -> None:
+def test_a_newcomer_reads_when_no_member_is_left() -> None:
     desk = Desk(1)
     desk.streams.open(0)
     desk.leave(0)
@@ -107,7 +107,7 @@ def test_where_nobody_is_left_the_next_one_reads() -> None:
     assert desk.told[-1] == (1, ReadStream(0, 0, (), 0, ""))
 
 
-def test_it_goes_on_with_the_newest_state_before_what_is_needed() -> None:
+def test_reading_continues_from_the_newest_state_before_the_needed_batch() -> None:
     desk = Desk(2)
     desk.streams.open(0)
     for number in (3, 6, 9):
@@ -119,7 +119,7 @@ def test_it_goes_on_with_the_newest_state_before_what_is_needed() -> None:
     assert desk.told[-1] == (1, ReadStream(0, 8, (), 6, "state 6"))
 
 
-def test_a_run_that_goes_on_begins_with_what_was_saved() -> None:
+def test_a_resumed_run_starts_from_the_saved_position() -> None:
     desk, other = Desk(2), Desk(2)
     desk.streams.open(3)
     desk.streams.state(0, StreamState(3, 4, "here"))
@@ -143,14 +143,14 @@ def test_a_run_that_goes_on_begins_with_what_was_saved() -> None:
     [3, [], {"epoch": 1, "number": 0}, {"epoch": 1, "state": ""}, {"number": 1, "state": ""},
      {"epoch": "1", "number": 0, "state": ""}, {"epoch": 1, "number": -1, "state": ""}],
 )  # fmt: skip
-def test_what_is_no_place_in_a_stream_is_not_gone_on_from(saved: Any) -> None:
+def test_an_invalid_saved_position_is_refused(saved: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=r"no place|not a whole|less than 0"):
         Desk(1).streams.go_on(saved)
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["used", "grant", "die", "join"]), st.integers(0, 99))))
-def test_somebody_always_reads_and_what_was_used_is_told_once(
+def test_a_member_always_reads_and_used_batches_are_reported_once(
     events: list[tuple[str, int]],
 ) -> None:
     desk, used, next_member = Desk(3), set[int](), 3
@@ -172,11 +172,11 @@ def test_somebody_always_reads_and_what_was_used_is_told_once(
             next_member += 1
         assert desk.streams.reader in desk.live
         known = {m: a.address for m, a in desk.told if isinstance(a, StreamAt)}
-        assert all(known[one] == f"at {desk.streams.reader}" for one in desk.live)
+        assert all(known[member] == f"at {desk.streams.reader}" for member in desk.live)
     desk.grant(desk.live[0])
-    orders = [one for _, one in desk.told if isinstance(one, StreamDone | ReadStream)]
+    orders = [order for _, order in desk.told if isinstance(order, StreamDone | ReadStream)]
     told: list[int] = []
-    for one in orders:
-        told += one.done if isinstance(one, ReadStream) else one.others
+    for order in orders:
+        told += order.done if isinstance(order, ReadStream) else order.others
     assert {*range(desk.place[0]), *told} >= used
     assert {*told} <= used

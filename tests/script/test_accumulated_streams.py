@@ -1,6 +1,6 @@
-"""``--accumulate`` over a stream: K mini-batches that come one after the other are a worker's part.
+"""``--accumulate`` over a stream: K consecutive mini-batches are a worker's part.
 
-The end may come in the midst of them: then the last update is of what is there.
+Where the stream ends among them, the last update takes those that were read.
 """
 
 import json
@@ -23,7 +23,7 @@ SCRIPT = Path(streamed.__file__)
 
 
 def _run(folder: Path, options: dict[str, Any], **settings: Any) -> tuple[Run, dict[str, Tensor]]:
-    """A run, and what its first worker came to; all came to the same."""
+    """A run and its first worker's result; all workers have the same."""
     chosen = {"workers": 2, "protocol": "full-sync", "seed": 5, "engine": "inline", **settings}
     run = run_script(SCRIPT, folder, str(folder), json.dumps(options), **chosen)
     first, *others = [torch.load(path) for path in sorted(folder.glob("result-*.pt"))]
@@ -33,25 +33,25 @@ def _run(folder: Path, options: dict[str, Any], **settings: Any) -> tuple[Run, d
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("size", [45, 48, 50, 75, 3])
-def test_full_sync_is_its_plain_twin(tmp_path: Path, workers: int, size: int) -> None:
-    """The end stands behind an update, and in its first, a middle and its last mini-batch."""
+def test_full_sync_matches_plain_pytorch(tmp_path: Path, workers: int, size: int) -> None:
+    """The stream ends after an update, and in its first, a middle and its last mini-batch."""
     options = {"size": size, "batch_size": 8, "epochs": 2, "accumulate": 3}
-    run, found = _run(tmp_path, options, workers=workers)
-    assert differ(found, streamed.twin(5, 2, workers, size, 8, 3)) < CLOSE
+    run, result = _run(tmp_path, options, workers=workers)
+    assert differ(result, streamed.twin(5, 2, workers, size, 8, 3)) < CLOSE
     assert run.summary.samples == 2 * size
     assert run.summary.updates == 2 * -(-size // 24)
     assert run.summary.dropped_samples == 0
 
 
-def test_full_sync_of_processes_is_its_plain_twin(tmp_path: Path) -> None:
+def test_full_sync_of_processes_matches_plain_pytorch(tmp_path: Path) -> None:
     options = {"size": 75, "batch_size": 8, "epochs": 2}
-    run, found = _run(tmp_path, options, engine="local", accumulate=3)
-    assert differ(found, streamed.twin(5, 2, 2, 75, 8, 3)) < CLOSE
+    run, result = _run(tmp_path, options, engine="local", accumulate=3)
+    assert differ(result, streamed.twin(5, 2, 2, 75, 8, 3)) < CLOSE
     assert run.summary.samples == 150
 
 
 @pytest.mark.parametrize(("size", "whole"), [(47, 40), (56, 56), (7, 0)])
-def test_a_rest_of_a_batch_is_left_out_as_the_loader_says(
+def test_an_incomplete_batch_is_dropped_as_the_loader_asks(
     tmp_path: Path, size: int, whole: int
 ) -> None:
     options = {"size": size, "batch_size": 8, "drop_last": True, "accumulate": 3}
@@ -59,9 +59,9 @@ def test_a_rest_of_a_batch_is_left_out_as_the_loader_says(
         with pytest.raises(WorkerError, match="has no whole batch"):
             _run(tmp_path, options)
         return
-    run, found = _run(tmp_path, options)
+    run, result = _run(tmp_path, options)
     assert run.summary.samples == whole
-    assert differ(found, streamed.twin(5, 1, 2, whole, 8, 3)) < CLOSE
+    assert differ(result, streamed.twin(5, 1, 2, whole, 8, 3)) < CLOSE
 
 
 PROTOCOLS = [
@@ -71,7 +71,7 @@ PROTOCOLS = [
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_under_every_protocol_each_mini_batch_counts_once(tmp_path: Path, protocol: str) -> None:
+def test_every_protocol_uses_each_mini_batch_once(tmp_path: Path, protocol: str) -> None:
     options = {"size": 41, "batch_size": 6, "accumulate": 2}
     run, _ = _run(tmp_path, options, workers=3, protocol=protocol)
     assert run.summary.samples == 41
@@ -80,12 +80,12 @@ def test_under_every_protocol_each_mini_batch_counts_once(tmp_path: Path, protoc
 
 @pytest.mark.parametrize("protocol", ["full-sync", "k-batch-async:2"])
 @pytest.mark.parametrize("is_stateful", [False, True])
-def test_deaths_lose_no_mini_batch_and_give_none_twice(
+def test_deaths_neither_lose_nor_repeat_a_mini_batch(
     tmp_path: Path, protocol: str, is_stateful: bool
 ) -> None:
-    """Of the one who reads, and of another."""
+    """Of the reading worker and of another."""
     options = {"size": 320, "step_s": 0.005, "is_stateful": is_stateful, "accumulate": 2}
-    run, found = _run(
+    run, result = _run(
         tmp_path, options, protocol=protocol, engine="local", respawn=True,
         fault=("kill worker 0 at update 6", "kill worker 1 at update 20"),
     )  # fmt: skip
@@ -93,10 +93,10 @@ def test_deaths_lose_no_mini_batch_and_give_none_twice(
     assert run.summary.samples == 320
     assert run.used() == [Counter(range(160))]
     if protocol == "full-sync":
-        assert differ(found, streamed.twin(5, 1, 2, 320, 4, 2)) < CLOSE
+        assert differ(result, streamed.twin(5, 1, 2, 320, 4, 2)) < CLOSE
 
 
-def test_stopped_and_resumed_is_never_stopped(say: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_as_one_that_never_stopped(say: Any, tmp_path: Path) -> None:
     options = {"size": 240, "accumulate": 3, "step_s": 0.02, "say_at": 8}
     words, end = "launch --device cpu", f"{SCRIPT} {tmp_path} '{json.dumps(options)}'"
     with stopped_at(tmp_path / "is-there"):
@@ -105,18 +105,18 @@ def test_stopped_and_resumed_is_never_stopped(say: Any, tmp_path: Path) -> None:
     assert code == 143, err
     code, _, err = say(f"{words} --workers 2 --resume {tmp_path / 'run'} {end}")
     assert code == 0, err
-    found = torch.load(tmp_path / "result-0.pt")
-    assert differ(found, streamed.twin(5, 1, 2, 240, 4, 3)) < CLOSE
+    result = torch.load(tmp_path / "result-0.pt")
+    assert differ(result, streamed.twin(5, 1, 2, 240, 4, 3)) < CLOSE
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_batches_that_the_data_set_makes_are_accumulated(tmp_path: Path, workers: int) -> None:
+def test_batches_made_by_the_data_set_are_accumulated(tmp_path: Path, workers: int) -> None:
     options = {"size": 10, "batch_size": None, "batch": "per-worker", "accumulate": 2}
     run, _ = _run(tmp_path, options, workers=workers)
     assert run.summary.updates == -(-10 // (2 * workers))
 
 
-def test_a_count_of_updates_goes_over_a_stream_again(tmp_path: Path) -> None:
+def test_an_update_count_repeats_the_stream(tmp_path: Path) -> None:
     run, _ = _run(tmp_path, {"size": 24, "updates": [8], "accumulate": 2})
     assert run.summary.updates == 8
     assert run.summary.samples == 24 + 24 + 16

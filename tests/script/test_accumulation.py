@@ -1,4 +1,4 @@
-"""An update of K batches for a loop that steps on each: what one by hand comes to, bit for bit."""
+"""An update of K batches for a loop that steps on each: as accumulated by hand, bit for bit."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,7 +34,7 @@ def net() -> nn.Module:
 
 
 def weights(model: nn.Module) -> Tensor:
-    return torch.cat([one.detach().flatten() for one in model.parameters()])
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def train(num_samples: int, every: int, rule: Any, *, before: bool = True) -> tuple[Tensor, int]:
@@ -67,9 +67,9 @@ def by_hand(num_samples: int, every: int, rule: Any) -> tuple[Tensor, int]:
             (nn.functional.mse_loss(model(inputs), targets) * share).backward()
             total += share
             if number % every == 0 or number == len(loader):
-                for one in model.parameters():
-                    assert one.grad is not None
-                    one.grad /= total
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad /= total
                 optimizer.step()
                 optimizer.zero_grad()
                 total, num_updates = 0.0, num_updates + 1
@@ -79,16 +79,18 @@ def by_hand(num_samples: int, every: int, rule: Any) -> tuple[Tensor, int]:
 @pytest.mark.parametrize("rule", [SGD, Adam])
 @pytest.mark.parametrize("every", [2, 3, 5, 9])
 @pytest.mark.parametrize("before", [True, False])
-def test_one_worker_is_the_loop_by_hand_bit_for_bit(rule: Any, every: int, before: bool) -> None:
-    found, version = train(20, every, rule, before=before)
+def test_one_worker_matches_accumulation_by_hand_bit_for_bit(
+    rule: Any, every: int, before: bool
+) -> None:
+    result, version = train(20, every, rule, before=before)
     expected, num_updates = by_hand(20, every, rule)
-    assert torch.equal(found, expected)
+    assert torch.equal(result, expected)
     assert version == num_updates
 
 
-def test_a_short_batch_weighs_by_its_samples_as_in_one_batch() -> None:
-    found, _ = train(22, 6, SGD)  # all of an epoch: one update
-    torch.testing.assert_close(found, by_hand(22, 6, SGD)[0], rtol=0, atol=1e-14)
+def test_a_short_batch_is_weighted_by_its_samples() -> None:
+    result, _ = train(22, 6, SGD)  # all of an epoch: one update
+    torch.testing.assert_close(result, by_hand(22, 6, SGD)[0], rtol=0, atol=1e-14)
     model = net()
     optimizer = SGD(model.parameters(), lr=0.1)
     inputs, targets = samples(22).tensors
@@ -96,11 +98,11 @@ def test_a_short_batch_weighs_by_its_samples_as_in_one_batch() -> None:
         optimizer.zero_grad()
         nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()
-    torch.testing.assert_close(found, weights(model), rtol=0, atol=1e-14)
+    torch.testing.assert_close(result, weights(model), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("num_samples", [4, 12, 27, 40])
-def test_an_epoch_of_another_number_of_batches_is_all_used(num_samples: int) -> None:
+def test_every_batch_of_an_epoch_of_any_length_is_used(num_samples: int) -> None:
     pace, model, data = alone(3), net(), Subset(samples(40), range(20))
     optimizer = SGD(model.parameters(), lr=0.0)
     model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=4))
@@ -120,13 +122,16 @@ def test_an_epoch_of_another_number_of_batches_is_all_used(num_samples: int) -> 
 
 
 def by_time(some: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """A batch whose first dimension is time, of another length in each."""
-    inputs, targets = torch.stack([one for one, _ in some]), torch.stack([one for _, one in some])
+    """A batch whose first dimension is time, of a different length each time."""
+    inputs, targets = (
+        torch.stack([sample for sample, _ in some]),
+        torch.stack([sample for _, sample in some]),
+    )
     length = 2 + int(inputs[0, 0] > 0)
     return inputs.repeat(length, 1, 1), targets
 
 
-def test_a_batch_weighs_by_its_samples_wherever_they_are_in_it() -> None:
+def test_a_batch_is_weighted_by_its_samples_in_any_dimension() -> None:
     pace, model = alone(3), net()
     optimizer = SGD(model.parameters(), lr=0.1)
     mine = DataLoader(samples(22), batch_size=4, collate_fn=by_time)
@@ -149,7 +154,7 @@ class Endless(IterableDataset[Tensor]):
         yield from samples(self.num_samples)
 
 
-def test_a_stream_ends_with_an_update_of_what_is_there() -> None:
+def test_a_stream_ends_with_an_update_of_the_remaining_batches() -> None:
     pace, model = alone(3), net()
     optimizer = SGD(model.parameters(), lr=0.1)
     loader = DataLoader(Endless(20), batch_size=4)
@@ -165,7 +170,7 @@ def test_a_stream_ends_with_an_update_of_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("with_loader", [True, False])
-def test_updates_count_updates(with_loader: bool) -> None:
+def test_pace_updates_counts_updates_and_not_batches(with_loader: bool) -> None:
     pace, model = alone(2), net()
     optimizer = SGD(model.parameters(), lr=0.1)
     data = samples(20)
@@ -181,7 +186,7 @@ def test_updates_count_updates(with_loader: bool) -> None:
     assert num_drawn == (5 + 5 + 2 if with_loader else 14)  # 3 updates a pass of 5 batches
 
 
-def test_a_schedule_and_the_norm_that_is_clipped_to_count_updates() -> None:
+def test_schedules_and_clipped_norms_advance_once_an_update() -> None:
     pace, model = alone(4), net()
     optimizer = SGD(model.parameters(), lr=1.0)
     scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -199,7 +204,7 @@ def test_a_schedule_and_the_norm_that_is_clipped_to_count_updates() -> None:
     assert [norm == norm for norm in norms] == [False, False, False, True] * 2
 
 
-def test_what_a_left_loop_had_set_aside_is_dropped() -> None:
+def test_gradients_set_aside_are_dropped_when_the_loop_is_left() -> None:
     pace, model = alone(3), net()
     optimizer = SGD(model.parameters(), lr=0.1)
     model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(samples(20), batch_size=4))
@@ -227,7 +232,7 @@ def scaled(every: int) -> tuple[Tensor, float]:
     pace, model = alone(every), net().float()
     optimizer = SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
-    data = TensorDataset(*(one.float() for one in samples(32).tensors))
+    data = TensorDataset(*(tensor.float() for tensor in samples(32).tensors))
     model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=4))
     for epoch in pace.epochs(3):
         for number, (inputs, targets) in enumerate(loader, 1):
@@ -243,7 +248,7 @@ def scaled_by_hand(every: int) -> tuple[Tensor, float]:
     model = net().float()
     optimizer = SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
-    data = TensorDataset(*(one.float() for one in samples(32).tensors))
+    data = TensorDataset(*(tensor.float() for tensor in samples(32).tensors))
     for epoch in range(3):
         for number, (inputs, targets) in enumerate(DataLoader(data, batch_size=4), 1):
             loss = nn.functional.mse_loss(model(inputs), targets) / every
@@ -256,14 +261,14 @@ def scaled_by_hand(every: int) -> tuple[Tensor, float]:
 
 
 @pytest.mark.parametrize("every", [2, 4])
-def test_a_scaler_counts_updates_and_an_overflow_of_a_part_skips_all(every: int) -> None:
-    (found, scale), (expected, its) = scaled(every), scaled_by_hand(every)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+def test_one_overflow_skips_the_whole_update_and_is_counted_once(every: int) -> None:
+    (result, scale), (expected, its) = scaled(every), scaled_by_hand(every)
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-6)
     assert scale == its  # halved once, then doubled after four that did not overflow
 
 
 def clipped_twice(*, by_hand: bool) -> tuple[Tensor, float]:
-    """Each parameter by a norm of its own; the first of two batches overflows once."""
+    """Clip each parameter by its own norm; the first of two batches overflows once."""
     pace, model = alone(1 if by_hand else 2), net()
     optimizer = SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
@@ -276,17 +281,17 @@ def clipped_twice(*, by_hand: bool) -> tuple[Tensor, float]:
             if by_hand and number % 2:
                 continue
             scaler.unscale_(optimizer)
-            for one in model.parameters():
-                pace.clip_grad_norm_(one, 0.1)
+            for parameter in model.parameters():
+                pace.clip_grad_norm_(parameter, 0.1)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
     return weights(model), scaler.get_scale()
 
 
-def test_an_overflow_is_not_forgotten_where_parameters_are_clipped_one_by_one() -> None:
-    (found, scale), (expected, its) = clipped_twice(by_hand=False), clipped_twice(by_hand=True)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+def test_an_overflow_is_kept_when_parameters_are_clipped_separately() -> None:
+    (result, scale), (expected, its) = clipped_twice(by_hand=False), clipped_twice(by_hand=True)
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-12)
     assert scale == its
 
 
@@ -298,7 +303,7 @@ def loop(body: Callable[..., None], *schedulers: Any) -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     data = DataLoader(samples(16), batch_size=4)
     model, optimizer, loader = pace.prepare(model, optimizer, data)
-    made = [one(optimizer) for one in schedulers]
+    made = [scheduler(optimizer) for scheduler in schedulers]
     for _ in pace.epochs(2):
         for number, (inputs, targets) in enumerate(loader, 1):
             optimizer.zero_grad()
@@ -344,12 +349,12 @@ def weighed_late(number: int, pace: Pace, model: nn.Module, optimizer: Any) -> N
         (weighed_late, r"step.weight was set after optimizer.step\(\)"),
     ],
 )
-def test_a_loop_that_would_be_another_is_refused(body: Callable[..., None], said: str) -> None:
+def test_an_unsupported_loop_is_refused(body: Callable[..., None], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         loop(body)
 
 
-def test_a_scheduler_that_would_count_batches_is_refused() -> None:
+def test_a_scheduler_stepped_on_every_batch_is_refused() -> None:
     def stepped(number: int, pace: Pace, model: nn.Module, optimizer: Any, scheduler: Any) -> None:
         optimizer.step()
         scheduler.step()
@@ -358,7 +363,7 @@ def test_a_scheduler_that_would_count_batches_is_refused() -> None:
         loop(stepped, lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.5))
 
 
-def test_the_flag_counts_before_the_call_and_less_than_one_is_refused() -> None:
+def test_the_flag_overrides_the_argument_and_values_below_one_are_refused() -> None:
     model = net()
     objects = model, SGD(model.parameters(), lr=0.1), DataLoader(samples(8), batch_size=4)
     with pytest.raises(ConfigError, match="accumulate must be a number >= 1, got 0"):
@@ -369,10 +374,10 @@ def test_the_flag_counts_before_the_call_and_less_than_one_is_refused() -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_optimizers_of_one_update_step_on_the_same_batches(*, is_first: bool) -> None:
+def test_optimizers_of_an_update_must_step_on_the_same_batches(*, is_first: bool) -> None:
     """Between workers, whose second batch is not the loader's second one."""
     models = net(), net()
-    optimizers = [SGD(one.parameters(), lr=0.1) for one in models]
+    optimizers = [SGD(model.parameters(), lr=0.1) for model in models]
     made = Accumulation(2, optimizers, 4, is_shared=True)
     for model in models:
         model(torch.ones(4, 3, dtype=torch.float64)).sum().backward()
@@ -400,7 +405,7 @@ class Claims:
 
 
 @pytest.mark.parametrize("gives", [3, 4, 5, 6])
-def test_a_batch_sampler_of_another_length_loses_no_part_of_an_update(gives: int) -> None:
+def test_a_batch_sampler_with_a_wrong_length_loses_no_batch(gives: int) -> None:
     pace, model = alone(2), net()
     optimizer = SGD(model.parameters(), lr=0.1)
     plain = DataLoader(samples(8), batch_sampler=Claims(gives))  # type: ignore[arg-type]
@@ -424,12 +429,12 @@ def test_a_batch_sampler_of_another_length_loses_no_part_of_an_update(gives: int
 
 
 @pytest.mark.parametrize("num_samples", range(1, 13))
-def test_a_lease_is_cut_into_parts_of_a_mini_batch_at_most(num_samples: int) -> None:
+def test_a_lease_is_split_into_parts_of_at_most_a_mini_batch(num_samples: int) -> None:
     made = Accumulation(4, [SGD(net().parameters(), lr=0.1)], 3)
     parts = made.cut(Lease(7, 1, 5, 5 + num_samples))
-    assert [one.start for one in parts] == [5, *(one.stop for one in parts[:-1])]
+    assert [part.start for part in parts] == [5, *(part.stop for part in parts[:-1])]
     assert parts[-1].stop == 5 + num_samples
-    assert all(1 <= one.num_samples <= 3 for one in parts)
+    assert all(1 <= part.num_samples <= 3 for part in parts)
     assert len(parts) <= 4
 
 
@@ -440,5 +445,5 @@ def test_a_lease_is_cut_into_parts_of_a_mini_batch_at_most(num_samples: int) -> 
      (pack_sequence([torch.ones(6), torch.ones(2)]), 2),
      ((pack_sequence([torch.ones(6), torch.ones(2)]), torch.ones(2)), 2)],
 )  # fmt: skip
-def test_samples_are_counted_in_batches_of_any_make(batch: Any, num_samples: int) -> None:
+def test_samples_are_counted_in_every_kind_of_batch(batch: Any, num_samples: int) -> None:
     assert samples_in(batch) == num_samples

@@ -1,4 +1,4 @@
-"""What the loop API carries is computed as by a plain loop: each case is one text, run both ways.
+"""What the loop API supports is computed as by a plain loop: each case is one text, run both ways.
 
 Inline through the store for every case; with real processes through the store and between peers
 where the path matters.
@@ -32,7 +32,7 @@ SAME = [
 
 
 def _run(case: str, folder: Path, **settings: Any) -> tuple[Run, list[dict[str, Tensor]]]:
-    """A run of one case, and what each worker came to."""
+    """A run of one case, and each worker's result."""
     folder.mkdir(exist_ok=True)
     settings = {"workers": 2, "protocol": "full-sync", **settings}
     run = run_script(SCRIPT, folder, case, str(folder), **settings)
@@ -42,13 +42,11 @@ def _run(case: str, folder: Path, **settings: Any) -> tuple[Run, list[dict[str, 
 
 @pytest.mark.parametrize("case", SAME)
 @pytest.mark.parametrize("protocol", ["full-sync", "k-batch-sync:4"])
-def test_inline_workers_end_where_the_plain_loop_does(
-    tmp_path: Path, case: str, protocol: str
-) -> None:
+def test_inline_workers_match_the_plain_loop(tmp_path: Path, case: str, protocol: str) -> None:
     """Also the optimizer's state, in every worker. k-batch-sync:4 makes four parts of a batch."""
     _, results = _run(case, tmp_path, engine="inline", protocol=protocol)
     plain = loops.CASES[case](loops.Plain())
-    if case == "clipping":  # what a worker sees of norms is one an own push, not one an update
+    if case == "clipping":  # a worker sees one norm per own push, not per update
         plain.pop("norms")
     for result in results:
         result.pop("norms", None)
@@ -56,7 +54,7 @@ def test_inline_workers_end_where_the_plain_loop_does(
 
 
 @pytest.mark.parametrize("case", [one for one in SAME if one not in ("sgd", "compiled")])
-def test_peers_end_where_the_plain_loop_does(tmp_path: Path, case: str) -> None:
+def test_peers_match_the_plain_loop(tmp_path: Path, case: str) -> None:
     """Three workers, so that shares end in the middle of tensors and on other lines."""
     run, results = _run(case, tmp_path, workers=3, path="peers")
     assert run.path == "peers"
@@ -68,9 +66,7 @@ def test_peers_end_where_the_plain_loop_does(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["adam", "clipping"])
-def test_live_workers_end_where_the_plain_loop_does_through_the_store(
-    tmp_path: Path, case: str
-) -> None:
+def test_live_workers_match_the_plain_loop_through_the_store(tmp_path: Path, case: str) -> None:
     run, results = _run(case, tmp_path, path="store")
     assert run.path == "store"
     for result in results:
@@ -80,15 +76,24 @@ def test_live_workers_end_where_the_plain_loop_does_through_the_store(
 @pytest.mark.parametrize(
     "where", [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}], ids=str
 )
-def test_accumulated_mini_batches_ride_on_the_next_push(
+def test_accumulated_mini_batches_are_sent_with_the_next_push(
     tmp_path: Path, where: dict[str, str]
 ) -> None:
-    """As in plain PyTorch, over an epoch's end, too. Peers go on through the store for it."""
+    """As in plain PyTorch, also across an epoch's end. Peers switch to the store for it."""
     run, results = _run("accumulating", tmp_path, **where)
     used = run.used()
     assert used[0] == Counter(range(NUM_SAMPLES))
     assert used[1] == Counter(range(NUM_SAMPLES - BATCH_SIZE))  # the rest rides on, to no epoch
-    assert [one.num_samples for one in run.pushes if one.share] == [12, 12, 12, 12, 18, 18, 12, 12]
+    assert [push.num_samples for push in run.pushes if push.share] == [
+        12,
+        12,
+        12,
+        12,
+        18,
+        18,
+        12,
+        12,
+    ]
     assert run.summary.dropped_samples == BATCH_SIZE
     for result in results:
         assert differ(result, loops.CASES["accumulating"](loops.Plain())) < CLOSE
@@ -97,7 +102,9 @@ def test_accumulated_mini_batches_ride_on_the_next_push(
 @pytest.mark.parametrize(
     "where", [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}], ids=str
 )
-def test_what_zero_grad_drops_is_in_no_update(tmp_path: Path, where: dict[str, str]) -> None:
+def test_gradients_cleared_by_zero_grad_are_in_no_update(
+    tmp_path: Path, where: dict[str, str]
+) -> None:
     run, results = _run("dropping", tmp_path, **where)
     assert run.used() == [Counter(range(NUM_SAMPLES - BATCH_SIZE))] * EPOCHS
     assert run.summary.dropped_samples == EPOCHS * BATCH_SIZE
@@ -105,7 +112,7 @@ def test_what_zero_grad_drops_is_in_no_update(tmp_path: Path, where: dict[str, s
         assert differ(result, loops.CASES["dropping"](loops.Plain())) < CLOSE
 
 
-def test_a_compiled_model_is_left_between_its_passes_and_saved_without_prefixes(
+def test_a_compiled_model_is_called_off_between_passes_and_saved_unprefixed(
     tmp_path: Path,
 ) -> None:
     run, _ = _run("compiled backward", tmp_path, protocol="k-sync:1", slow=("1=4x",))
@@ -114,7 +121,7 @@ def test_a_compiled_model_is_left_between_its_passes_and_saved_without_prefixes(
 
 
 @pytest.mark.parametrize("where", [{"engine": "inline"}, {"path": "peers"}], ids=str)
-def test_a_sum_is_over_all_workers_and_one_of_them_is_main(
+def test_pace_sum_adds_all_workers_and_one_worker_is_main(
     tmp_path: Path, where: dict[str, str]
 ) -> None:
     _, results = _run("summing", tmp_path, **where)
@@ -123,14 +130,14 @@ def test_a_sum_is_over_all_workers_and_one_of_them_is_main(
 
 
 @pytest.mark.parametrize("where", [{"engine": "inline"}, {"path": "peers"}], ids=str)
-def test_a_skipped_mini_batch_is_handed_out_again(tmp_path: Path, where: dict[str, str]) -> None:
+def test_a_skipped_mini_batch_is_leased_again(tmp_path: Path, where: dict[str, str]) -> None:
     run, results = _run("skipping", tmp_path, **where)
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     assert len(run.pushes) == 20
     assert differ(*results) == 0.0
 
 
-def test_a_skipped_mini_batch_is_handed_out_again_to_the_only_worker(tmp_path: Path) -> None:
+def test_a_lone_worker_gets_a_skipped_mini_batch_again(tmp_path: Path) -> None:
     """By ``python train.py``, too: no launcher, no coordinator."""
     forked.run([SCRIPT, "skipping", tmp_path]).check_returncode()
     result = torch.load(tmp_path / "skipping-0.pt")

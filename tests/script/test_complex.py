@@ -1,4 +1,4 @@
-"""Complex weights are averaged like others; where no file format holds them, that is said first."""
+"""Complex weights are averaged like others; where no file format holds them, the run is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -41,23 +41,23 @@ torch.save([one.detach() for one in model.parameters()], f"weights-{pace.worker}
     ],
     ids=str,
 )
-def test_complex_weights_are_trained_as_by_one_worker(
+def test_complex_weights_train_as_with_one_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    """What a step of local-sgd:1 averages is linear, so it is the same."""
+    """The average of local-sgd:1 steps is linear, so it is the same."""
     (tmp_path / "train.py").write_text(COMPLEX)
-    found, alone = [], {"engine": "inline"}  # type: tuple[list[Any], dict[str, Any]]
+    results, alone = [], {"engine": "inline"}  # type: tuple[list[Any], dict[str, Any]]
     for number, chosen in enumerate((alone, {"workers": 2, **settings})):
         folder = tmp_path / str(number)
         folder.mkdir()
         monkeypatch.chdir(folder)
         run_script(tmp_path / "train.py", folder, checkpoint_every="never", **chosen)
-        found.append(torch.load(folder / "weights-0.pt"))
-    for one, other in zip(*found, strict=True):
-        assert float((one - other).abs().max()) < 1e-12
+        results.append(torch.load(folder / "weights-0.pt"))
+    for first, second in zip(*results, strict=True):
+        assert float((first - second).abs().max()) < 1e-12
 
 
-def test_numbers_that_no_checkpoint_holds_are_refused_first(tmp_path: Path) -> None:
+def test_dtypes_that_no_checkpoint_holds_are_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(COMPLEX)
     with pytest.raises(ConfigError, match="a checkpoint cannot hold 'weight', which is of complex"):
         run_script(tmp_path / "train.py", tmp_path, workers=2)

@@ -1,4 +1,4 @@
-"""``--deterministic``: the same bits each time, or the operation that has no such form by name."""
+"""``--deterministic``: the same bits each time, or an error that names the operation."""
 
 from pathlib import Path
 
@@ -41,28 +41,28 @@ def run(folder: Path, *, adds: bool = True, protocol: str = "full-sync") -> Run:
 
 
 @pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2"])
-def test_the_same_command_gives_the_same_bits(protocol: str, tmp_path: Path) -> None:
-    one, other = (run(tmp_path / name, protocol=protocol) for name in ("one", "other"))
-    assert one.state.keys() == other.state.keys()
-    assert all(torch.equal(one.state[name], other.state[name]) for name in one.state)
-    log = (one.folder / "logs" / "worker-1.log").read_text()
+def test_equal_commands_give_equal_bits(protocol: str, tmp_path: Path) -> None:
+    first, second = (run(tmp_path / name, protocol=protocol) for name in ("one", "other"))
+    assert first.state.keys() == second.state.keys()
+    assert all(torch.equal(first.state[name], second.state[name]) for name in first.state)
+    log = (first.folder / "logs" / "worker-1.log").read_text()
     assert "True" in log
 
 
-def test_an_operation_without_such_a_form_is_named_with_its_line(tmp_path: Path) -> None:
+def test_an_operation_without_a_deterministic_form_is_named_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(WorkerError) as caught:
         run(tmp_path / "run", adds=False)
-    said = str(caught.value)
-    assert "put_, at " in said
-    assert "train.py:18" in said
-    assert "leave out --deterministic" in said
-    assert len(said.splitlines()) == 1
+    message = str(caught.value)
+    assert "put_, at " in message
+    assert "train.py:18" in message
+    assert "leave out --deterministic" in message
+    assert len(message.splitlines()) == 1
 
 
-def test_another_error_names_no_operation() -> None:
+def test_other_errors_name_no_operation() -> None:
     assert without_form(RuntimeError("a size is wrong")) == ""
 
 
-def test_an_engine_in_this_process_is_refused() -> None:
+def test_the_inline_engine_is_refused() -> None:
     with pytest.raises(ConfigError, match="deterministic sets torch's switches"):
         RunSettings(deterministic=True, engine="inline")

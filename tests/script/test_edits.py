@@ -1,6 +1,6 @@
-"""Parameters and state that a script touches after ``prepare``: carried, or refused by name.
+"""Parameters and state that a script changes after ``prepare``: supported, or refused by name.
 
-Silently different from plain PyTorch is the one thing that must not be.
+A result must never differ silently from plain PyTorch's.
 """
 
 import itertools
@@ -40,10 +40,10 @@ def results_of(folder: Path, case: str, way: str) -> list[dict[str, Tensor]]:
 
 
 def assert_plain(folder: Path, case: str, way: str) -> None:
-    """Every worker comes to what plain PyTorch comes to."""
+    """Every worker's result is that of plain PyTorch."""
     plain = edits.CASES[case](Plain())
-    for one in results_of(folder, case, way):
-        assert differ(one, plain) < CLOSE
+    for result in results_of(folder, case, way):
+        assert differ(result, plain) < CLOSE
 
 
 def assert_refused(folder: Path, case: str, way: str, says: str) -> None:
@@ -59,7 +59,7 @@ STEPS = ["clamp data", "clamp in place", "clamp by replacing", "norm rows", "loa
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("edit", STEPS)
-def test_weights_that_are_edited_after_a_step_are_refused_by_name(
+def test_weights_edited_after_a_step_are_refused_by_name(
     tmp_path: Path, way: str, edit: str
 ) -> None:
     assert_refused(tmp_path, f"step {edit}", way, EDITED)
@@ -68,7 +68,7 @@ def test_weights_that_are_edited_after_a_step_are_refused_by_name(
 @pytest.mark.parametrize(
     ("way", "edit"), [*itertools.product(WAYS, ["clamp data", "load", "one row"])]
 )
-def test_weights_that_are_edited_between_epochs_are_refused_by_name(
+def test_weights_edited_between_epochs_are_refused_by_name(
     tmp_path: Path, way: str, edit: str
 ) -> None:
     assert_refused(tmp_path, f"epoch {edit}", way, EDITED)
@@ -76,41 +76,41 @@ def test_weights_that_are_edited_between_epochs_are_refused_by_name(
 
 @pytest.mark.parametrize("way", ["peers", "k-sync:1", "local-sgd:2"])
 @pytest.mark.parametrize("case", ["step convert", "epoch convert", "epoch shrink"])
-def test_weights_of_another_type_or_shape_are_refused_by_name(
+def test_weights_of_another_dtype_or_shape_are_refused_by_name(
     tmp_path: Path, way: str, case: str
 ) -> None:
     assert_refused(tmp_path, case, way, MOVED)
 
 
 @pytest.mark.parametrize("way", ["peers", "store"])
-def test_a_layer_that_came_after_prepare_is_refused_by_name(tmp_path: Path, way: str) -> None:
+def test_a_layer_added_after_prepare_is_refused_by_name(tmp_path: Path, way: str) -> None:
     says = r"'3.1.weight' .* after prepare\(\)"
     assert_refused(tmp_path, "epoch new head", way, says)
 
 
 @pytest.mark.parametrize("way", [one for one in WAYS if one != "local-sgd:2"])
-def test_a_clamp_in_the_optimizers_step_holds(tmp_path: Path, way: str) -> None:
-    """What the refusal says to write: no weight is ever beyond the clamp."""
+def test_a_clamp_in_the_optimizer_step_holds(tmp_path: Path, way: str) -> None:
+    """As the refusal advises: no weight is ever beyond the clamp."""
     plain = edits.CASES["clamped"](Plain())
-    for one in results_of(tmp_path, "clamped", way):
-        assert one["most"] <= edits.CLAMP + 1e-12
+    for result in results_of(tmp_path, "clamped", way):
+        assert result["most"] <= edits.CLAMP + 1e-12
         if way in EXACT:
-            assert differ(one, plain) < CLOSE
+            assert differ(result, plain) < CLOSE
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", ["swap", "swap data"])
-def test_weights_may_be_swapped_for_an_evaluation_between_epochs(
+def test_weights_may_be_swapped_for_evaluation_between_epochs(
     tmp_path: Path, way: str, case: str
 ) -> None:
     results = results_of(tmp_path, case, way)
-    assert all(bool(torch.isfinite(one["losses"]).all()) for one in results)
+    assert all(bool(torch.isfinite(result["losses"]).all()) for result in results)
     assert torch.equal(results[0]["losses"], results[1]["losses"])
 
 
 @pytest.mark.parametrize("way", ["store", "k-sync:1", "async"])
 @pytest.mark.parametrize("case", ["swap inside", "swap data inside"])
-def test_weights_may_be_swapped_for_an_evaluation_inside_an_epoch(
+def test_weights_may_be_swapped_for_evaluation_inside_an_epoch(
     tmp_path: Path, way: str, case: str
 ) -> None:
     results_of(tmp_path, case, way)
@@ -118,26 +118,26 @@ def test_weights_may_be_swapped_for_an_evaluation_inside_an_epoch(
 
 @pytest.mark.parametrize("way", EXACT)
 @pytest.mark.parametrize("case", ["load first", "load first main"])
-def test_what_is_loaded_between_prepare_and_the_first_epoch_counts(
-    tmp_path: Path, way: str, case: str
-) -> None:
+def test_state_loaded_before_the_first_epoch_is_used(tmp_path: Path, way: str, case: str) -> None:
     if case == "load first":
         assert_plain(tmp_path, case, way)
         return
     plain = edits.CASES["load first"](Plain())
-    for one in results_of(tmp_path, case, way):
-        assert differ(one, {name: plain[name] for name in one}) < CLOSE
+    for result in results_of(tmp_path, case, way):
+        assert differ(result, {name: plain[name] for name in result}) < CLOSE
 
 
 @pytest.mark.parametrize("way", ["peers", "async"])
-def test_a_loaded_optimizer_that_keeps_more_is_refused_by_name(tmp_path: Path, way: str) -> None:
+def test_a_loaded_optimizer_with_additional_state_is_refused_by_name(
+    tmp_path: Path, way: str
+) -> None:
     says = r"SGD keeps 'momentum_buffer'.* before prepare\(\)"
     assert_refused(tmp_path, "load momentum", way, says)
 
 
 @pytest.mark.parametrize("way", ["peers", "store", "local-sgd:1"])
 @pytest.mark.parametrize("case", ["unfreeze", "unfreeze momentum", "unfreeze unused"])
-def test_parameters_may_thaw_and_freeze_again(tmp_path: Path, way: str, case: str) -> None:
+def test_parameters_may_be_unfrozen_and_frozen_again(tmp_path: Path, way: str, case: str) -> None:
     if way in EXACT:
         assert_plain(tmp_path, case, way)
         return
@@ -149,7 +149,7 @@ def test_parameters_may_thaw_and_freeze_again(tmp_path: Path, way: str, case: st
 
 @pytest.mark.parametrize("way", [*WAYS, LOCAL_COLLECTIVE])
 @pytest.mark.parametrize("case", ["new buffers", "moved buffers"])
-def test_buffers_that_are_made_anew_are_carried(tmp_path: Path, way: str, case: str) -> None:
+def test_replaced_buffers_are_synchronized(tmp_path: Path, way: str, case: str) -> None:
     first, second = results_of(tmp_path, case, way)
     assert differ(first, second) == 0.0
     assert float(first["mean"].abs().max()) > 0.0
@@ -158,7 +158,7 @@ def test_buffers_that_are_made_anew_are_carried(tmp_path: Path, way: str, case: 
 
 
 @pytest.mark.parametrize("way", ["peers", "store"])
-def test_buffers_that_are_set_between_epochs_are_carried(tmp_path: Path, way: str) -> None:
+def test_buffers_set_between_epochs_are_synchronized(tmp_path: Path, way: str) -> None:
     assert_plain(tmp_path, "reset statistics", way)
 
 
@@ -174,14 +174,14 @@ def test_buffers_that_are_set_between_epochs_are_carried(tmp_path: Path, way: st
         ("tensor inside", r"^LBFGS .*prepared"),
     ],
 )
-def test_what_cannot_be_carried_is_refused_by_name(
+def test_unsupported_changes_are_refused_by_name(
     tmp_path: Path, way: str, case: str, says: str
 ) -> None:
     assert_refused(tmp_path, case, way, says)
 
 
 @pytest.mark.parametrize("way", ["peers", "async", "local-sgd:1"])
-def test_tensors_of_no_module_may_be_optimized_between_epochs(tmp_path: Path, way: str) -> None:
+def test_tensors_outside_modules_may_be_optimized_between_epochs(tmp_path: Path, way: str) -> None:
     results_of(tmp_path, "tensor between", way)
 
 
@@ -191,9 +191,9 @@ def test_copies_and_pickles_are_those_of_plain_torch(tmp_path: Path, way: str) -
 
 
 @pytest.mark.parametrize("way", ["peers", "k-sync:1", "local-sgd:1"])
-def test_what_is_saved_whole_loads_where_there_is_no_paceline(tmp_path: Path, way: str) -> None:
+def test_a_pickled_model_loads_without_paceline(tmp_path: Path, way: str) -> None:
     results_of(tmp_path, "saved", way)
 
 
-def test_the_sentences_name_lines_that_can_be_written() -> None:
+def test_refusals_name_lines_that_can_be_written() -> None:
     assert re.search(EDITED, "parameter '0.weight' was changed x super().step(")

@@ -1,4 +1,4 @@
-"""``pace.updates()`` without a number: it ends where one worker leaves it, or the run is ended."""
+"""``pace.updates()`` without a number: it ends when one worker leaves it or the run ends."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def write(folder: Path, is_over: str, more: str = "") -> Path:
 
 
 @pytest.mark.parametrize("protocol", ["full-sync", "k-batch-async:2", "k-sync:1", "local-sgd:4"])
-def test_where_one_worker_leaves_it_the_run_ends_for_all(tmp_path: Path, protocol: str) -> None:
+def test_the_run_ends_when_one_worker_leaves_the_loop(tmp_path: Path, protocol: str) -> None:
     script = write(tmp_path, "turns >= 20 and pace.is_main")
     run = run_script(script, tmp_path, workers=2, protocol=protocol)
     assert run.summary.ended == "the script asked for it"
@@ -47,19 +47,19 @@ def test_where_one_worker_leaves_it_the_run_ends_for_all(tmp_path: Path, protoco
 
 
 @pytest.mark.parametrize("engine", ["inline", "local"])
-def test_the_command_line_gives_it_an_end(tmp_path: Path, engine: str) -> None:
+def test_the_command_line_ends_an_endless_loop(tmp_path: Path, engine: str) -> None:
     script = write(tmp_path, "False")
     run = run_script(script, tmp_path, workers=2, updates=30, engine=engine)
     assert run.summary.updates == 30
 
 
-def test_a_second_loop_behind_one_that_was_left_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_second_loop_after_a_left_one_is_refused_by_name(tmp_path: Path) -> None:
     more = "for number in pace.updates():\n    pass\n"
     with pytest.raises(ConfigError, match=r"leaving the loop .* ended the run.*pace\.updates\(n\)"):
         run_script(write(tmp_path, "turns == 3", more), tmp_path, workers=1)
 
 
-def test_who_counts_from_the_beginning_again_is_told_that_nothing_comes(
+def test_a_count_that_is_already_reached_is_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     more = "for number in pace.updates(2):\n    pass\n"

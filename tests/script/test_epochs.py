@@ -1,4 +1,4 @@
-"""``pace.epochs`` yields what a range or a list of the script's own does, and goes on rightly."""
+"""``pace.epochs`` yields what the script's range or list does, also in a resumed run."""
 
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def epochs(of: Any, **context: Any) -> list[int]:
     ],
     ids=str,
 )
-def test_it_yields_the_values_that_it_is_given(of: Any, wanted: list[int]) -> None:
+def test_epochs_yields_the_given_values(of: Any, wanted: list[int]) -> None:
     assert epochs(of) == wanted
 
 
@@ -71,7 +71,9 @@ def test_it_yields_the_values_that_it_is_given(of: Any, wanted: list[int]) -> No
     ],
     ids=str,
 )
-def test_the_command_line_replaces_the_number(of: Any, num_epochs: int, wanted: list[int]) -> None:
+def test_the_command_line_replaces_the_number_of_epochs(
+    of: Any, num_epochs: int, wanted: list[int]
+) -> None:
     assert epochs(of, epochs=num_epochs) == wanted
 
 
@@ -79,7 +81,7 @@ def test_the_command_line_replaces_the_number(of: Any, num_epochs: int, wanted: 
     ("of", "wanted"), [(4, [2, 3]), (range(1, 5), [3, 4]), ([5, 7, 9, 11], [9, 11]), (2, [])],
     ids=str,
 )  # fmt: skip
-def test_a_run_that_goes_on_begins_with_the_value_of_its_epoch(of: Any, wanted: list[int]) -> None:
+def test_a_resumed_run_begins_with_the_value_of_its_epoch(of: Any, wanted: list[int]) -> None:
     assert epochs(of, first_epoch=2, place=ScriptPlace(2, 2)) == wanted
 
 
@@ -96,17 +98,17 @@ def test_a_run_that_goes_on_begins_with_the_value_of_its_epoch(of: Any, wanted: 
     ],
     ids=lambda one: type(one).__name__,
 )
-def test_anything_else_is_refused_in_one_sentence(of: Any, words: str) -> None:
+def test_other_arguments_are_refused_in_one_sentence(of: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=f"a number of epochs, a range or a list.*{words}"):
         epochs(of)
 
 
-def test_more_epochs_than_a_list_has_values_are_refused() -> None:
+def test_more_epochs_than_list_values_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"5 epochs were asked for.*has 3 values.*range\(\)"):
         epochs([1, 2, 3], epochs=5)
 
 
-def test_the_loader_gives_an_epoch_for_each_value() -> None:
+def test_the_loader_gives_one_epoch_per_value() -> None:
     pace = Pace(SoloExchange(), Context(device="cpu"))
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -124,10 +126,10 @@ def test_the_loader_gives_an_epoch_for_each_value() -> None:
 
 
 @pytest.mark.parametrize("engine", ["inline", "local"])
-def test_a_run_of_fewer_epochs_can_be_given_more(
+def test_a_finished_run_can_be_given_more_epochs(
     engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes on with the value after the last one, not after the last of the script's."""
+    """It resumes with the value after the last one trained, not after the script's last."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT.format(epochs="range(1, 8)"))
     options: dict[str, Any] = {"workers": 2, "engine": engine}
@@ -141,7 +143,7 @@ def test_a_run_of_fewer_epochs_can_be_given_more(
 
 
 @pytest.mark.parametrize("engine", ["inline", "local"])
-def test_a_number_of_epochs_for_a_script_that_counts_by_itself_is_refused(
+def test_an_epochs_flag_is_refused_where_the_script_counts_epochs_itself(
     engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -158,7 +160,7 @@ def test_a_number_of_epochs_for_a_script_that_counts_by_itself_is_refused(
     assert (tmp_path / "epochs").read_text().split() == ["0", "1", "2", "3", "4"]
 
 
-def test_a_look_before_the_epochs_is_no_count_of_its_own(
+def test_a_batch_taken_before_the_loop_keeps_the_epochs_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

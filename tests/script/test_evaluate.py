@@ -1,4 +1,4 @@
-"""``pace.evaluate`` counts what the loader gives, whoever counts; the model is as it was."""
+"""``pace.evaluate`` counts the loader's samples, whichever worker does; the model is unchanged."""
 
 import json
 import tempfile
@@ -90,8 +90,10 @@ for epoch in pace.epochs(2):
 AS_IT_WAS = "assert torch.equal(torch.get_rng_state(), state[0]) and random.getstate() == state[1]"
 
 
-def told(folder: Path, patch: pytest.MonkeyPatch, other: str, **options: Any) -> list[list[Any]]:
-    """The totals that each worker was told, evaluation by evaluation."""
+def totals_of(
+    folder: Path, patch: pytest.MonkeyPatch, other: str, **options: Any
+) -> list[list[Any]]:
+    """The totals that each worker got, evaluation by evaluation."""
     folder = Path(tempfile.mkdtemp(dir=folder))
     patch.chdir(folder)
     words = {"before": "", "after": "evaluate()", "left": AS_IT_WAS, "fn": "fn"}
@@ -101,7 +103,7 @@ def told(folder: Path, patch: pytest.MonkeyPatch, other: str, **options: Any) ->
     settings = {"workers": 2, "engine": "inline", **settings}
     run_script(folder / "train.py", folder, **settings)
     files = [folder / f"totals-{worker}" for worker in range(settings["workers"])]
-    return [[json.loads(line) for line in one.read_text().splitlines()] for one in files]
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
 
 SUBSETS = {
@@ -117,104 +119,106 @@ SUBSETS = {
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("which", SUBSETS)
-def test_it_counts_what_the_loader_gives(
+def test_evaluate_counts_every_sample_of_the_loader_once(
     which: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, wanted = SUBSETS[which]
-    for totals in told(tmp_path, monkeypatch, other, workers=workers, left=""):
-        for one in totals:
-            assert [*one["acc"], one["batches"][0]] == wanted
+    for totals in totals_of(tmp_path, monkeypatch, other, workers=workers, left=""):
+        for evaluation in totals:
+            assert [*evaluation["acc"], evaluation["batches"][0]] == wanted
         assert len(totals) == 2
 
 
-def test_random_samples_are_the_same_whoever_evaluates_them(
+def test_random_samples_do_not_depend_on_the_evaluating_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In processes too, where it is chance who does what; and again at another version."""
+    """Also in processes, where chance decides which worker does what, and at another version."""
     loader = "DataLoader(Noisy(), batch_size=2)"
-    one, other = told(tmp_path, monkeypatch, loader)
-    assert one == other
-    assert one[0] != one[1]
-    assert told(tmp_path, monkeypatch, loader, engine="local") == [one, one]
+    first, second = totals_of(tmp_path, monkeypatch, loader)
+    assert first == second
+    assert first[0] != first[1]
+    assert totals_of(tmp_path, monkeypatch, loader, engine="local") == [first, first]
 
 
-def test_what_the_loaders_own_workers_open_is_open_and_drawn_alike(
+def test_loader_workers_open_files_and_draw_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In this process it never is."""
     loader = "DataLoader(Opened(), batch_size=2, num_workers=2, worker_init_fn=open_it)"
     left = f"{AS_IT_WAS}; assert other.dataset.file is None"
-    found = told(tmp_path, monkeypatch, loader, engine="local", left=left)
-    assert [one["acc"] for one in found[0]] == [[496, 32]] * 2
-    assert told(tmp_path, monkeypatch, loader, engine="local", left=left) == found
-    assert found[0] == found[1]
+    results = totals_of(tmp_path, monkeypatch, loader, engine="local", left=left)
+    assert [result["acc"] for result in results[0]] == [[496, 32]] * 2
+    assert totals_of(tmp_path, monkeypatch, loader, engine="local", left=left) == results
+    assert results[0] == results[1]
 
 
-def test_samples_drawn_at_random_are_the_same_in_all_workers(
+def test_randomly_drawn_samples_are_the_same_in_all_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = "DataLoader(data, 4, sampler=RandomSampler(data, num_samples=8))"
-    one, two = told(tmp_path, monkeypatch, other, engine="local")
-    assert one == two
-    assert one[0]["acc"][1] == 8
+    first, second = totals_of(tmp_path, monkeypatch, other, engine="local")
+    assert first == second
+    assert first[0]["acc"][1] == 8
 
 
-def test_workers_that_draw_other_samples_are_refused(
+def test_workers_that_draw_different_samples_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match=r"workers evaluate different samples.*its own random"):
-        told(tmp_path, monkeypatch, "DataLoader(data, 4, sampler=Own())")
+        totals_of(tmp_path, monkeypatch, "DataLoader(data, 4, sampler=Own())")
 
 
-def test_a_sampler_that_shares_samples_out_is_refused_by_name(
+def test_a_distributed_sampler_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = "DataLoader(data, 4, sampler=DistributedSampler(data, pace.num_workers, pace.worker))"
     with pytest.raises(ConfigError, match=r"DistributedSampler.*leave it out: Paceline shares"):
-        told(tmp_path, monkeypatch, other)
+        totals_of(tmp_path, monkeypatch, other)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_prepared_loader_is_evaluated_as_the_plain_one(
+def test_a_prepared_loader_is_evaluated_like_a_plain_one(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for totals in told(
+    for totals in totals_of(
         tmp_path, monkeypatch, "loader", after="evaluate(loader)", workers=workers, left=""
     ):
-        assert [one["acc"] for one in totals] == [[496, 32]] * 2
+        assert [evaluation["acc"] for evaluation in totals] == [[496, 32]] * 2
 
 
-def test_inside_an_epoch_each_worker_counts_all(
+def test_inside_an_epoch_each_worker_counts_every_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The random state of the step is as if nobody had evaluated."""
+    """Evaluation leaves the random state of the step unchanged."""
     before = "step = optimizer.step\ndef evaluated():\n    state = torch.get_rng_state()\n    "
     before += "evaluate()\n    assert torch.equal(torch.get_rng_state(), state)"
     script = SCRIPT.replace("zero_grad()\n", "zero_grad()\n            evaluated()\n")
     monkeypatch.setitem(globals(), "SCRIPT", script)
     other = "DataLoader(Noisy(), batch_size=10, shuffle=True, drop_last=True)"
-    for totals in told(tmp_path, monkeypatch, other, before=before, after=""):
+    for totals in totals_of(tmp_path, monkeypatch, other, before=before, after=""):
         assert len(totals) == 8
-        assert {one["acc"][1] for one in totals} == {30}
+        assert {evaluation["acc"][1] for evaluation in totals} == {30}
 
 
-def test_a_stream_is_for_one_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_is_evaluated_by_a_lone_worker_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = "DataLoader(Stream(), batch_size=2)"
     fn = 'lambda batch: {"acc": (batch.sum(), len(batch))}'
-    (totals,) = told(tmp_path, monkeypatch, other, fn=fn, workers=1, left="")
+    (totals,) = totals_of(tmp_path, monkeypatch, other, fn=fn, workers=1, left="")
     assert totals == [{"acc": [10, 5]}] * 2
     with pytest.raises(ConfigError, match=r"Stream is an iterable data set.*one worker"):
-        told(tmp_path, monkeypatch, other, fn=fn)
+        totals_of(tmp_path, monkeypatch, other, fn=fn)
 
 
-def test_before_prepare_one_worker_evaluates_and_several_are_told(
+def test_before_prepare_only_a_lone_worker_evaluates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = SUBSETS["drop_last"][0]
-    (totals,) = told(tmp_path, monkeypatch, other, before="evaluate()", workers=1, left="")
-    assert [one["acc"] for one in totals] == [[435, 30]] * 3
+    (totals,) = totals_of(tmp_path, monkeypatch, other, before="evaluate()", workers=1, left="")
+    assert [evaluation["acc"] for evaluation in totals] == [[435, 30]] * 3
     with pytest.raises(ConfigError, match=r"pace.evaluate\(\) was called before pace.prepare\(\)"):
-        told(tmp_path, monkeypatch, other, before="evaluate()")
+        totals_of(tmp_path, monkeypatch, other, before="evaluate()")
 
 
 MERGING = """
@@ -243,13 +247,13 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_layer_that_merges_for_evaluation_trains_on_behind_it(
+def test_a_layer_that_merges_for_evaluation_still_trains_afterwards(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it rounds on the way there and back is no change of the script's."""
+    """What merging rounds is not taken for a change by the script."""
     behind = "assert model[0].training and not model[0].merged"
     fn = "lambda batch: fn(batch) if model[0].merged else None"
-    told(tmp_path, monkeypatch, "loader", before=MERGING, fn=fn, left=behind, workers=workers)
+    totals_of(tmp_path, monkeypatch, "loader", before=MERGING, fn=fn, left=behind, workers=workers)
 
 
 # -- one worker under plain python ---------------------------------------------------------------
@@ -264,7 +268,7 @@ def data() -> "TensorDataset":
     return TensorDataset(torch.arange(32.0).view(32, 1), torch.arange(32))
 
 
-def lone() -> tuple[Pace, nn.Sequential]:
+def lone_pace() -> tuple[Pace, nn.Sequential]:
     pace = Pace(SoloExchange(), Context(device="cpu"))
     model = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -277,19 +281,19 @@ def count(batch: Any) -> dict[str, tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("is_frozen", [True, False])
-def test_each_module_is_in_the_mode_that_it_was_in(is_frozen: bool) -> None:
-    pace, model = lone()
+def test_evaluation_restores_the_mode_of_each_module(is_frozen: bool) -> None:
+    pace, model = lone_pace()
     model.train()
     model[1].train(not is_frozen)
     modes: list[bool] = []
     pace.evaluate(lambda batch: (modes.append(model[1].training), count(batch))[1],
                   DataLoader(data(), batch_size=16))  # fmt: skip
     assert modes == [False, False]
-    assert [one.training for one in model.modules()] == [True, True, not is_frozen, True]
+    assert [module.training for module in model.modules()] == [True, True, not is_frozen, True]
 
 
-def test_a_lone_worker_sees_the_batches_of_the_plain_loader_to_the_last_draw() -> None:
-    pace, _ = lone()
+def test_a_lone_worker_evaluates_the_plain_loaders_batches_and_draws() -> None:
+    pace, _ = lone_pace()
     loader = DataLoader(data(), batch_sampler=BatchSampler(SubsetRandomSampler(range(9)), 2, True))
     torch.manual_seed(4)
     wanted, drawn = [one[1].tolist() for one in loader], torch.rand(())
@@ -300,7 +304,7 @@ def test_a_lone_worker_sees_the_batches_of_the_plain_loader_to_the_last_draw() -
     assert torch.equal(torch.rand(()), drawn)
 
 
-def test_a_lone_worker_needs_no_model_and_takes_a_stream() -> None:
+def test_a_lone_worker_needs_no_model_and_accepts_a_stream() -> None:
     pace = Pace(SoloExchange(), Context(device="cpu"))
     assert pace.evaluate(count, DataLoader(data(), batch_size=5)) == {"sum": (496.0, 32.0)}
     totals = pace.evaluate(lambda batch: {"n": (len(batch), 1)}, DataLoader(Stream(), batch_size=2))
@@ -325,10 +329,10 @@ def test_a_lone_worker_needs_no_model_and_takes_a_stream() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_sum_and_number_is_answered_with_what_to_write(
+def test_a_result_that_is_not_sum_and_count_is_refused_with_advice(
     returned: Any, words: str
 ) -> None:
-    pace, _ = lone()
+    pace, _ = lone_pace()
     with pytest.raises(ConfigError, match=words):
         pace.evaluate(lambda batch: returned, DataLoader(data(), batch_size=16))
 
@@ -339,13 +343,13 @@ def test_what_is_no_sum_and_number_is_answered_with_what_to_write(
      DataLoader(TensorDataset(torch.zeros(3, 1)), batch_size=4, drop_last=True)],
     ids=["no samples", "no whole batch"],
 )  # fmt: skip
-def test_a_loader_that_gives_nothing_is_refused(loader: Any) -> None:
-    pace, _ = lone()
+def test_an_empty_loader_is_refused(loader: Any) -> None:
+    pace, _ = lone_pace()
     with pytest.raises(ConfigError, match="the loader to evaluate on gives no batch"):
         pace.evaluate(count, loader)
 
 
-def test_what_is_no_loader_is_refused_by_its_type() -> None:
-    pace, _ = lone()
+def test_an_object_that_is_not_a_loader_is_refused_by_type() -> None:
+    pace, _ = lone_pace()
     with pytest.raises(ConfigError, match="needs a DataLoader, got list"):
         pace.evaluate(count, [1, 2])  # type: ignore[arg-type]

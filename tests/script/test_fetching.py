@@ -1,4 +1,4 @@
-"""A loader's workers make the batches, whoever grants them, and live as long as the user asked.
+"""A loader's workers make the batches on every path, and live as long as the user asked.
 
 Each sample says in which process it was made.
 """
@@ -33,7 +33,7 @@ def _run(case: str, folder: Path, **settings: Any) -> list[dict[str, Tensor]]:
 
 def _assert_given_once_an_epoch(results: list[dict[str, Tensor]]) -> None:
     for epoch in range(EPOCHS):
-        rows = [row for one in results for row in one["rows"].tolist() if row[0] == epoch]
+        rows = [row for result in results for row in result["rows"].tolist() if row[0] == epoch]
         assert Counter(index for _, index, _ in rows) == Counter(range(NUM_SAMPLES))
 
 
@@ -53,16 +53,16 @@ def _makers(result: dict[str, Tensor], epoch: int) -> set[int]:
     ],
     ids=str,
 )
-def test_every_batch_is_made_by_loader_workers(
+def test_loader_workers_make_every_batch(
     tmp_path: Path, case: str, settings: dict[str, Any]
 ) -> None:
     results = _run(case, tmp_path, **settings)
     _assert_given_once_an_epoch(results)
     num_loader_workers = 1 if case == "one at a time" else 2
-    every = [_makers(one, epoch) for one in results for epoch in range(EPOCHS)]
+    every = [_makers(result, epoch) for result in results for epoch in range(EPOCHS)]
     assert [len(makers) for makers in every] == [num_loader_workers] * len(every)
     assert len(set.union(*every)) == num_loader_workers * len(every), "made anew each epoch"
-    assert not set.union(*every) & {int(one["own"]) for one in results}
+    assert not set.union(*every) & {int(result["own"]) for result in results}
 
 
 ALONE = ("two", "accumulating")
@@ -70,7 +70,7 @@ ALONE = ("two", "accumulating")
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What each case leaves where the script is run by itself."""
+    """The results of each case, from a script without a launcher."""
     folder = tmp_path_factory.mktemp("alone")
     with nothing_left():
         for case in ALONE:
@@ -79,7 +79,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("case", ALONE)
-def test_a_script_alone_has_loader_workers_too(alone: Path, case: str) -> None:
+def test_a_lone_script_has_loader_workers_too(alone: Path, case: str) -> None:
     result = torch.load(alone / f"{case}-0.pt")
     _assert_given_once_an_epoch([result])
     for epoch in range(EPOCHS):
@@ -88,7 +88,7 @@ def test_a_script_alone_has_loader_workers_too(alone: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["store", "peers"])
-def test_persistent_workers_live_from_epoch_to_epoch(tmp_path: Path, path: str) -> None:
+def test_persistent_workers_live_across_epochs(tmp_path: Path, path: str) -> None:
     results = _run("persistent", tmp_path, path=path)
     _assert_given_once_an_epoch(results)
     for result in results:
@@ -96,7 +96,7 @@ def test_persistent_workers_live_from_epoch_to_epoch(tmp_path: Path, path: str) 
         assert len(_makers(result, 0)) == 2
 
 
-def test_a_loader_that_ran_empty_goes_on_with_the_same_workers() -> None:
+def test_an_empty_loader_continues_with_the_same_workers() -> None:
     """And gives each lease its own batch."""
     loader: Any = DataLoader(fetching.Signed(), BATCH_SIZE, num_workers=2)
     leased = LeasedLoader(loader, 0, torch.device("cpu"))
@@ -114,6 +114,6 @@ def test_a_loader_that_ran_empty_goes_on_with_the_same_workers() -> None:
     assert os.getpid() not in makers
 
 
-def test_peers_that_go_on_through_the_store_are_given_each_sample_once(tmp_path: Path) -> None:
-    """Accumulation takes them off the rounds whose mini-batches were fetched ahead."""
+def test_peers_that_switch_to_the_store_get_each_sample_once(tmp_path: Path) -> None:
+    """Accumulation makes them leave the rounds for which mini-batches were prefetched."""
     _assert_given_once_an_epoch(_run("accumulating", tmp_path, path="peers"))

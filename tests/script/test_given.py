@@ -1,4 +1,4 @@
-"""A write into a state dict, which is a copy, comes to the model or is refused by name."""
+"""A write into a state dict, which is a copy, reaches the model or is refused by name."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def _one_by_one(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("write", [_of_a_part, _in_a_loop, _one_by_one])
-def test_a_write_that_the_model_knows_nothing_of_is_refused(
+def test_a_write_that_does_not_reach_the_model_is_refused(
     prepared: Given, write: Callable[[nn.Module], None]
 ) -> None:
     model, given = prepared
@@ -94,7 +94,9 @@ def _written_without_a_change(model: nn.Module) -> None:
         _written_without_a_change,
     ],
 )  # fmt: skip
-def test_what_loses_nothing_is_let_by(prepared: Given, use: Callable[[nn.Module], None]) -> None:
+def test_writes_that_lose_nothing_are_allowed(
+    prepared: Given, use: Callable[[nn.Module], None]
+) -> None:
     model, given = prepared
     with torch.inference_mode():
         model.state_dict()
@@ -103,7 +105,7 @@ def test_what_loses_nothing_is_let_by(prepared: Given, use: Callable[[nn.Module]
     given.check_all()
 
 
-def test_a_copy_that_is_kept_is_looked_at_again_as_an_epoch_begins(prepared: Given) -> None:
+def test_a_kept_copy_is_checked_again_at_an_epochs_start(prepared: Given) -> None:
     model, given = prepared
     kept = model.state_dict()
     given.check()
@@ -113,8 +115,8 @@ def test_a_copy_that_is_kept_is_looked_at_again_as_an_epoch_begins(prepared: Giv
         given.check_all()
 
 
-def test_who_watches_a_copy_keeps_no_memory(prepared: Given) -> None:
+def test_watching_a_copy_keeps_no_memory(prepared: Given) -> None:
     model, given = prepared
     model.state_dict()
-    assert all(one.tensor() is None for one in given._new)
-    assert not any(one.counter.untyped_storage().nbytes() for one in given._new)
+    assert all(watch.tensor() is None for watch in given._new)
+    assert not any(watch.counter.untyped_storage().nbytes() for watch in given._new)

@@ -1,8 +1,8 @@
 """What a loop does to gradients between backward and step is as in plain PyTorch, or refused.
 
-One text each (tests/support/edited.py), with several workers and plainly. Clipping is of the
-average; what acts on each worker's part is found however it is done, and nothing else is taken for
-it.
+One text each (tests/support/edited.py), with several workers and plainly. Clipping acts on
+the average; a change of one worker's part is detected however it is made, and nothing else is taken
+for one.
 """
 
 from pathlib import Path
@@ -45,7 +45,7 @@ def _assert_same(case: str, results: list[dict[str, Tensor]]) -> None:
 
 
 @pytest.mark.parametrize("case", edited.SAME)
-def test_what_is_linear_or_clips_the_average_comes_out_as_in_one_process(
+def test_linear_changes_and_clips_of_the_average_match_one_process(
     tmp_path: Path, case: str
 ) -> None:
     _, results = _run(case, tmp_path)
@@ -56,13 +56,15 @@ def test_what_is_linear_or_clips_the_average_comes_out_as_in_one_process(
     "where", [{"path": "peers", "workers": 3}, {"path": "store"}, {"path": "collective"}], ids=str
 )
 @pytest.mark.parametrize("case", ["by both", "halved then clipped", "zeroed by torch", "thawing"])
-def test_so_it_does_on_every_way(tmp_path: Path, case: str, where: dict[str, Any]) -> None:
+def test_gradient_changes_match_one_process_on_every_path(
+    tmp_path: Path, case: str, where: dict[str, Any]
+) -> None:
     _, results = _run(case, tmp_path, **where)
     _assert_same(case, results)
 
 
 @pytest.mark.parametrize("case", ["by both", "by value", "to zero"])
-def test_several_pushes_a_worker_are_clipped_once(tmp_path: Path, case: str) -> None:
+def test_several_pushes_per_worker_are_clipped_once(tmp_path: Path, case: str) -> None:
     _, results = _run(case, tmp_path, protocol="k-batch-sync:4")
     plain = _plain(case)
     for result in results:
@@ -70,7 +72,7 @@ def test_several_pushes_a_worker_are_clipped_once(tmp_path: Path, case: str) -> 
 
 
 @pytest.mark.parametrize("case", [*edited.SAME, *edited.ON_A_PART])
-def test_one_plain_worker_is_plain_pytorch_to_the_last_bit(case: str) -> None:
+def test_one_worker_matches_plain_pytorch_bit_for_bit(case: str) -> None:
     if case == "noisy":
         torch.manual_seed(1)
     alone = edited.CASES[case](Pace(SoloExchange(), Context()))
@@ -79,25 +81,27 @@ def test_one_plain_worker_is_plain_pytorch_to_the_last_bit(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", edited.ON_A_PART)
-def test_a_change_of_one_workers_part_is_refused(tmp_path: Path, case: str) -> None:
+def test_a_nonlinear_change_of_one_workers_part_is_refused(tmp_path: Path, case: str) -> None:
     with pytest.raises(ConfigError, match=ON_A_PART):
         _run(case, tmp_path)
 
 
 @pytest.mark.parametrize("where", [{"path": "peers"}, {"path": "store"}], ids=str)
 @pytest.mark.parametrize("case", ["by torch", "clamped behind"])
-def test_so_it_is_on_every_way(tmp_path: Path, case: str, where: dict[str, Any]) -> None:
+def test_a_nonlinear_change_of_a_part_is_refused_on_every_path(
+    tmp_path: Path, case: str, where: dict[str, Any]
+) -> None:
     with pytest.raises(ConfigError, match=ON_A_PART):
         _run(case, tmp_path, **where)
 
 
 @pytest.mark.parametrize("case", [one for one in edited.ON_A_PART if one not in ("noisy",)])
-def test_where_one_push_is_an_update_the_part_is_the_whole(tmp_path: Path, case: str) -> None:
+def test_a_lone_workers_part_is_the_whole_gradient(tmp_path: Path, case: str) -> None:
     _, results = _run(case, tmp_path, workers=1)
     _assert_same(case, results)
 
 
-def test_so_it_is_where_several_workers_push_updates_of_their_own(tmp_path: Path) -> None:
+def test_workers_whose_pushes_are_updates_may_change_gradients(tmp_path: Path) -> None:
     run, _ = _run("by torch", tmp_path, protocol="async")
     assert run.summary.updates > 0
 
@@ -117,15 +121,13 @@ def test_so_it_is_where_several_workers_push_updates_of_their_own(tmp_path: Path
         ("edited after clipping", r"edit first, then clip"),
     ],
 )
-def test_a_clip_that_cannot_be_carried_is_refused_by_name(
-    tmp_path: Path, case: str, says: str
-) -> None:
+def test_an_unsupported_clip_is_refused_by_name(tmp_path: Path, case: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         _run(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", ["own number", "own value"])
-def test_peers_that_disagree_are_refused_too(tmp_path: Path, case: str) -> None:
+def test_peers_with_different_clips_are_refused(tmp_path: Path, case: str) -> None:
     with pytest.raises(ConfigError, match=r"workers 0 and 1 pushed into one update"):
         _run(case, tmp_path, path="peers")
 
@@ -134,7 +136,7 @@ def test_peers_that_disagree_are_refused_too(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["by norm", "by both", "by torch", "clamped behind", "noisy"])
-def test_under_local_sgd_a_step_is_plain_pytorch(tmp_path: Path, case: str) -> None:
+def test_a_local_step_matches_plain_pytorch(tmp_path: Path, case: str) -> None:
     """One worker under local-sgd: the average of one difference is the difference."""
     _, results = _run(case, tmp_path, workers=1, protocol="local-sgd:2")
     if case != "noisy":
@@ -142,15 +144,13 @@ def test_under_local_sgd_a_step_is_plain_pytorch(tmp_path: Path, case: str) -> N
 
 
 @pytest.mark.parametrize("where", [{"engine": "inline"}, {"path": "peers"}], ids=str)
-def test_under_local_sgd_clipping_is_of_each_local_step(
-    tmp_path: Path, where: dict[str, str]
-) -> None:
+def test_local_sgd_clips_each_local_step(tmp_path: Path, where: dict[str, str]) -> None:
     """As torch's own function in the same run; the norm is there at once."""
-    found = []
+    pairs = []
     for case in ("by norm", "by torch"):
         _, results = _run(case, tmp_path / case, protocol="local-sgd:2", **where)
-        found.append(results)
-    for ours, torchs in zip(*found, strict=True):
+        pairs.append(results)
+    for ours, torchs in zip(*pairs, strict=True):
         assert differ(ours, torchs) == 0.0
         assert bool(torch.isfinite(ours["kept"]).all())
 
@@ -160,35 +160,35 @@ def test_under_local_sgd_clipping_is_of_each_local_step(
 
 @pytest.mark.parametrize("where", [{"engine": "inline"}, {"path": "store"}], ids=str)
 @pytest.mark.parametrize("protocol", ["async", "stale-synchronous:2"])
-def test_the_norm_is_that_of_the_update_which_used_the_push(
+def test_the_norm_is_that_of_the_update_that_used_the_push(
     tmp_path: Path, protocol: str, where: dict[str, str]
 ) -> None:
     """One push is an update: its norm is that of the worker's own gradient."""
     _, results = _run("norms", tmp_path, workers=3, protocol=protocol, **where)
     for result in results:
-        own, found = result["kept"].unbind(dim=1)
-        is_known = ~found.isnan()  # one that came late, at an epoch's end, is in no update
+        own, norms = result["kept"].unbind(dim=1)
+        is_known = ~norms.isnan()  # a late one, at an epoch's end, is in no update
         assert is_known.any()
-        assert torch.allclose(own[is_known], found[is_known], atol=CLOSE)
+        assert torch.allclose(own[is_known], norms[is_known], atol=CLOSE)
 
 
-def test_a_push_that_no_update_has_used_yet_has_no_norm(tmp_path: Path) -> None:
-    """Each worker pushes twice an update, and goes on after the first push."""
+def test_a_push_without_an_update_has_no_norm(tmp_path: Path) -> None:
+    """Each worker pushes twice an update, and continues after the first push."""
     _, results = _run("norms", tmp_path, protocol="k-batch-sync:4")
-    found = torch.cat([result["kept"][:, 1] for result in results])
-    known = found[~found.isnan()]
-    assert 0 < len(known) < len(found)
+    norms = torch.cat([result["kept"][:, 1] for result in results])
+    known = norms[~norms.isnan()]
+    assert 0 < len(known) < len(norms)
     plain = _plain("norms")["kept"][:, 1]
-    assert torch.allclose(known, plain, atol=CLOSE)  # by who pushed last into each update
+    assert torch.allclose(known, plain, atol=CLOSE)  # by the last push into each update
 
 
-def test_a_round_without_work_leaves_the_norm_of_the_last_push(tmp_path: Path) -> None:
+def test_an_empty_round_keeps_the_norm_of_the_last_push(tmp_path: Path) -> None:
     """Every second update is of one sample, so that two of three workers have none of it."""
     case = "norms of uneven batches"
     _, results = _run(case, tmp_path, path="peers", workers=3)
     plain = _plain(case)["kept"][:, 1]
     assert len(plain) == 2 * EPOCHS
     for result in results:
-        found = result["kept"][:, 1]
-        wanted = plain if len(found) == len(plain) else plain[::2]
-        assert torch.allclose(found, wanted, atol=CLOSE)
+        norms = result["kept"][:, 1]
+        wanted = plain if len(norms) == len(plain) else plain[::2]
+        assert torch.allclose(norms, wanted, atol=CLOSE)

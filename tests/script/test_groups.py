@@ -42,25 +42,25 @@ def test_a_branch_for_other_launchers_is_not_taken(
     assert "ended             finished" in out
 
 
-def test_a_group_that_is_made_all_the_same_is_named_with_the_line_to_leave_out(
+def test_a_process_group_is_refused_with_the_line_to_remove(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(asked="True"))
     with pytest.raises(WorkerError) as caught:
         run_script(script, tmp_path, workers=2)
-    said = str(caught.value)
-    assert "train.py:9" in said
-    assert "MASTER_ADDR expected" in said
-    assert "leave that line out, and use paceline.connect() instead" in said
-    assert len(said.splitlines()) <= 12
+    message = str(caught.value)
+    assert "train.py:9" in message
+    assert "MASTER_ADDR expected" in message
+    assert "leave that line out, and use paceline.connect() instead" in message
+    assert len(message.splitlines()) <= 12
 
 
-def test_what_all_workers_would_write_is_said_once_where_there_are_several(
+def test_a_file_that_every_worker_writes_is_noted_once(
     say: Callable[[str], tuple[int, str, str]], tmp_path: Path
 ) -> None:
     script = SCRIPT.format(asked="False") + 'torch.save(model.state_dict(), "model.pt")\n'
     (tmp_path / "train.py").write_text(script)
-    said = "note: train.py:20 torch.save(...) runs in every worker, on the same files"
-    assert say("launch --workers 2 --device cpu train.py")[1].count(said) == 1
-    assert said not in say("launch --workers 1 --device cpu train.py")[1]
+    note = "note: train.py:20 torch.save(...) runs in every worker, on the same files"
+    assert say("launch --workers 2 --device cpu train.py")[1].count(note) == 1
+    assert note not in say("launch --workers 1 --device cpu train.py")[1]

@@ -1,4 +1,4 @@
-"""What a push carries, keeps and gives back: told by what the loop did with each batch."""
+"""What a push carries, keeps and returns follows from what the loop did with each batch."""
 
 import pytest
 
@@ -24,66 +24,66 @@ def holding(*numbers: int, is_local: bool = False) -> Holding:
     return made
 
 
-def test_a_batch_that_was_stepped_on_is_in_the_push() -> None:
-    one = holding(0)
-    assert one.stepped() == 1
-    assert one.work() == Work(num_samples=4, weight=4.0)
+def test_a_stepped_batch_is_in_the_push() -> None:
+    held = holding(0)
+    assert held.stepped() == 1
+    assert held.work() == Work(num_samples=4, weight=4.0)
 
 
-def test_what_is_accumulated_rides_on_the_next_push() -> None:
-    one = Holding(is_local=False)
-    one.follow(grant(0, 0))
-    one.take()
-    one.differentiated()
-    one.close()
-    assert one.has_accumulated
-    work = one.work()
+def test_accumulated_batches_are_sent_with_the_next_push() -> None:
+    held = Holding(is_local=False)
+    held.follow(grant(0, 0))
+    held.take()
+    held.differentiated()
+    held.close()
+    assert held.has_accumulated
+    work = held.work()
     assert (work.weight, work.kept) == (0.0, (0,))
-    one.pushed(work)
-    one.follow(grant(1, 0, 1))
-    assert one.take() == lease(1)  # the first is here already
-    one.stepped()
-    assert one.work().num_samples == 8
+    held.pushed(work)
+    held.follow(grant(1, 0, 1))
+    assert held.take() == lease(1)  # the first is here already
+    held.stepped()
+    assert held.work().num_samples == 8
 
 
-def test_what_was_zeroed_is_given_back_unused() -> None:
-    one = Holding(is_local=False)
-    one.follow(grant(0, 0))
-    one.take()
-    one.differentiated()
-    one.zeroed()
-    assert not one.has_accumulated
-    assert one.work().unused == (0,)
+def test_a_zeroed_batch_is_returned_as_unused() -> None:
+    held = Holding(is_local=False)
+    held.follow(grant(0, 0))
+    held.take()
+    held.differentiated()
+    held.zeroed()
+    assert not held.has_accumulated
+    assert held.work().unused == (0,)
 
 
-def test_a_weight_of_nothing_leaves_the_batch_unused() -> None:
-    one = holding(0)
-    assert one.current is not None
-    one.current.weight = 0.0
-    one.stepped()
-    assert one.work() == Work(unused=(0,))
+def test_a_weight_of_zero_leaves_the_batch_unused() -> None:
+    held = holding(0)
+    assert held.current is not None
+    held.current.weight = 0.0
+    held.stepped()
+    assert held.work() == Work(unused=(0,))
 
 
-def test_what_was_kept_and_went_to_others_is_called_off() -> None:
-    one = holding(0)
-    one.differentiated()
-    held = one.current
-    one.pushed(one.work())
-    assert not one.follow(grant(1, 2))
+def test_a_kept_batch_that_is_leased_to_others_is_called_off() -> None:
+    holder = holding(0)
+    holder.differentiated()
+    held = holder.current
+    holder.pushed(holder.work())
+    assert not holder.follow(grant(1, 2))
     assert held is not None
     assert held.is_called_off
-    assert one.take() == lease(2)
+    assert holder.take() == lease(2)
 
 
 @pytest.mark.parametrize("num_stepped", [1, 2])
-def test_local_steps_are_due_when_every_lease_has_made_its_own(num_stepped: int) -> None:
-    one = Holding(is_local=True)
-    one.follow(grant(0, 0, 1))
+def test_local_steps_are_due_when_every_lease_was_stepped(num_stepped: int) -> None:
+    held = Holding(is_local=True)
+    held.follow(grant(0, 0, 1))
     due = []
     for number in range(2):
-        one.take()
-        one.differentiated()
+        held.take()
+        held.differentiated()
         if number < num_stepped:
-            one.stepped()
-        due.append(one.close())
+            held.stepped()
+        due.append(held.close())
     assert due == [False, num_stepped == 2]

@@ -62,18 +62,18 @@ if pace.is_main:
 @pytest.mark.parametrize(
     ("divided", "backward"), [(" / 3", "loss.backward()"), ("", "(3 * loss).backward()")]
 )
-def test_what_is_written_for_an_inner_loop_computes_what_it_does(
+def test_the_suggested_loop_computes_what_the_inner_loop_does(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int, divided: str, backward: str
 ) -> None:
     plain = SETUP + PLAIN.replace("DIVIDED", divided)
-    said = judge(Source(plain), "train.py").reason
+    reason = judge(Source(plain), "train.py").reason
     for line in ("accumulate=3)", "for batch in pace.updates(7, loader):", f"  {backward}  #"):
-        assert line in said
+        assert line in reason
     (tmp_path / "plain.py").write_text(plain)
     (tmp_path / "carried.py").write_text(SETUP + CARRIED.replace("BACKWARD", backward))
     monkeypatch.setattr(sys, "argv", ["plain.py", str(tmp_path / "plain.pt")])
     runpy.run_path(str(tmp_path / "plain.py"), run_name="__main__")
     run_script(tmp_path / "carried.py", tmp_path, str(tmp_path / "end.pt"), workers=workers)
-    expected, found = (torch.load(tmp_path / name) for name in ("plain.pt", "end.pt"))
+    expected, result = (torch.load(tmp_path / name) for name in ("plain.pt", "end.pt"))
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12)
+        torch.testing.assert_close(result[name], value, rtol=0, atol=1e-12)

@@ -1,4 +1,4 @@
-"""The seconds until batches are there are told apart from those of computing, on every path.
+"""Seconds of waiting for batches are told apart from those of computing, on every path.
 
 worker 0   samples that are there at once
 worker 1   each takes SAMPLE_S, in its own process or in one of its loader's workers
@@ -81,7 +81,7 @@ def _run(folder: Path, case: str, **settings: Any) -> Any:
     ],
     ids=str,
 )
-def test_what_a_worker_waits_for_its_batches_is_told(
+def test_a_workers_time_waiting_for_batches_is_reported(
     tmp_path: Path, case: str, settings: dict[str, Any]
 ) -> None:
     summary = _run(tmp_path, case, **settings).summary
@@ -97,6 +97,6 @@ def test_what_a_worker_waits_for_its_batches_is_told(
     assert head.split()[3:] == ["input", "compute", "wait", "push"]
 
 
-def test_who_waits_for_a_stream_waits_for_input(tmp_path: Path) -> None:
+def test_waiting_for_a_stream_counts_as_input(tmp_path: Path) -> None:
     summary = _run(tmp_path, "stream").summary
-    assert sum(one.input_s for one in summary.per_worker) > SAMPLE_S * SAMPLES
+    assert sum(worker.input_s for worker in summary.per_worker) > SAMPLE_S * SAMPLES

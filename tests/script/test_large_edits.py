@@ -1,4 +1,4 @@
-"""What torch does not count is found in a large model, too, where a part is looked at a step."""
+"""Changes that torch does not count are found in a large model, where each step checks a part."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def _differentiate(model: nn.Module, edits: Edits) -> None:
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-def test_a_change_behind_torchs_back_is_found_within_a_round(layer: int) -> None:
+def test_a_change_that_torch_does_not_count_is_found_within_a_round(layer: int) -> None:
     model, edits = _watched()
     with pytest.raises(ConfigError, match="gradients were changed"):
         _halve(model, edits, layer)
@@ -42,7 +42,7 @@ def _halve(model: nn.Module, edits: Edits, layer: int) -> None:
         edits.pushed()
 
 
-def test_gradients_that_nobody_changes_are_never_refused() -> None:
+def test_unchanged_gradients_are_never_refused() -> None:
     model, edits = _watched()
     for step in range(2 * NUM_STRETCHES):
         for _ in range(1 + step % 2):
@@ -53,7 +53,7 @@ def test_gradients_that_nobody_changes_are_never_refused() -> None:
         edits.pushed()
 
 
-def test_nan_is_no_change() -> None:
+def test_nan_is_not_taken_for_a_change() -> None:
     model, edits = _watched()
     edits.before_backward()
     (model(torch.ones(2, 512)).sum() * float("nan")).backward()

@@ -1,7 +1,7 @@
 """One batch, one block, one lease: loops that do not step once on every batch are plain PyTorch's.
 
-Alone to the last bit; in step with others to the rounding of a mean; else as far as any protocol
-can: each sample is used as often as the script says, and every epoch ends.
+A lone worker matches bit for bit, lockstep workers to the rounding of a mean; under other protocols
+each sample is used as often as the script says, and every epoch ends.
 """
 
 from pathlib import Path
@@ -42,7 +42,7 @@ def _run(case: str, folder: Path, **settings: object) -> tuple[Run, list[dict[st
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What each case leaves where the script is run by itself."""
+    """The results of each case, from a script without a launcher."""
     folder = tmp_path_factory.mktemp("alone")
     for case in leasing.CASES:
         forked.run([SCRIPT, case, folder]).check_returncode()
@@ -50,14 +50,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("case", leasing.CASES)
-def test_one_worker_alone_is_plain_pytorch_to_the_last_bit(alone: Path, case: str) -> None:
+def test_a_lone_worker_matches_plain_pytorch_bit_for_bit(alone: Path, case: str) -> None:
     result, plain = torch.load(alone / f"{case}-0.pt"), _plain(case)
     assert all(torch.equal(result[name], plain[name]) for name in plain)
 
 
 @pytest.mark.parametrize("where", PATHS, ids=str)
 @pytest.mark.parametrize("case", sorted(set(leasing.CASES) - {"weighing"}))
-def test_workers_in_step_compute_what_plain_pytorch_does(
+def test_lockstep_workers_match_plain_pytorch(
     tmp_path: Path, case: str, where: dict[str, str]
 ) -> None:
     _, results = _run(case, tmp_path, protocol="full-sync", **where)
@@ -66,14 +66,14 @@ def test_workers_in_step_compute_what_plain_pytorch_does(
 
 
 @pytest.mark.parametrize("where", PATHS, ids=str)
-def test_a_step_is_weighted_as_it_says(tmp_path: Path, where: dict[str, str]) -> None:
+def test_a_step_has_the_weight_that_the_script_sets(tmp_path: Path, where: dict[str, str]) -> None:
     run, results = _run("weighing", tmp_path, protocol="full-sync", **where)
     assert any(push.share != push.num_samples for push in run.pushes)
     for result in results:
         assert differ(result, _plain("weighing")) < CLOSE
 
 
-def test_an_update_of_nothing_is_no_update(tmp_path: Path) -> None:
+def test_an_update_without_samples_is_not_made(tmp_path: Path) -> None:
     run, _ = _run("filtering", tmp_path, protocol="full-sync", path="peers")
     num_used = sum(1 for number in range(NUM_BATCHES) if number % 3 == 0)
     assert run.summary.updates == EPOCHS * num_used
@@ -81,7 +81,7 @@ def test_an_update_of_nothing_is_no_update(tmp_path: Path) -> None:
     assert run.num_epochs_ended() == EPOCHS
 
 
-def test_what_a_loop_left_is_reported_as_not_used(tmp_path: Path) -> None:
+def test_batches_after_a_break_are_reported_as_unused(tmp_path: Path) -> None:
     run, _ = _run("breaking", tmp_path, protocol="full-sync", path="peers")
     assert run.summary.updates == EPOCHS * 3
     assert run.summary.dropped_samples == EPOCHS * BATCH_SIZE * (NUM_BATCHES - 3)
@@ -111,53 +111,55 @@ def test_every_epoch_ends_and_no_sample_is_used_twice(
     assert all(max(epoch.values()) == 1 for epoch in run.used())
     used = sum(sum(epoch.values()) for epoch in run.used())
     assert used + run.summary.dropped_samples == EPOCHS * NUM_SAMPLES
-    assert differ(*({k: v for k, v in one.items() if k[0].isalpha()} for one in results)) == 0.0
+    assert (
+        differ(*({k: v for k, v in result.items() if k[0].isalpha()} for result in results)) == 0.0
+    )
 
 
 @pytest.mark.parametrize(
     ("case", "says"),
     [("zipped", "a second time beside"), ("unevenly", "a different number of times")],
 )
-def test_what_would_be_silently_different_is_refused(tmp_path: Path, case: str, says: str) -> None:
+def test_loops_that_would_differ_silently_are_refused(tmp_path: Path, case: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         _run(case, tmp_path, protocol="full-sync", path="peers")
 
 
-def test_a_batch_that_was_stepped_on_twice_is_used_once(tmp_path: Path) -> None:
+def test_a_batch_stepped_twice_is_used_once(tmp_path: Path) -> None:
     run, _ = _run("once twice", tmp_path, protocol="full-sync", path="peers")
     assert run.summary.dropped_samples == 0
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
 
 
 @pytest.mark.parametrize("path", ["store", "peers"])
-def test_local_steps_are_counted_where_the_loop_accumulates(tmp_path: Path, path: str) -> None:
-    """Two of them a push: five mini-batches a worker and epoch make two, and one is left."""
+def test_accumulating_loops_count_local_steps(tmp_path: Path, path: str) -> None:
+    """Two per push: five mini-batches per worker and epoch make two pushes, and one is left."""
     run, _ = _run("locally", tmp_path, protocol="local-sgd:2", path=path)
     assert run.summary.updates == EPOCHS
     assert run.summary.final_loss is not None
 
 
-def test_local_steps_are_dealt_evenly_at_an_epochs_end(tmp_path: Path) -> None:
+def test_local_steps_are_shared_evenly_at_the_end_of_an_epoch(tmp_path: Path) -> None:
     run, _ = _run("nesting", tmp_path, protocol="local-sgd:4", path="peers")
     samples = [push.num_samples for push in run.pushes]
     assert samples == [24, 24, 6, 6] * EPOCHS
 
 
-def test_the_plan_says_whose_count_an_index_is() -> None:
-    """Of members that are in step it is everybody's."""
+def test_the_plan_says_whether_a_loop_index_is_per_worker() -> None:
+    """Under lockstep the index is the same for all."""
     description = Description(
         digest="", task="train", source="", program="script train.py", threads=1, device="cpu",
         num_parameters=1, update_bytes=4, arena_bytes=4, pinned_bytes=0, num_samples=8,
         batch_size=4, drop_last=False, has_own_batches=False, order="in order", lookahead=0,
         learning_rates=(), epochs=1, grain="", can_share=True, notes=(),
     )  # fmt: skip
-    said = " ".join(_notes(description, parse("async", 2)))
-    assert "each worker's loop counts its own batches" in said
+    notes = " ".join(_notes(description, parse("async", 2)))
+    assert "each worker's loop counts its own batches" in notes
     assert _notes(description, parse("full-sync", 2)) == ()
 
 
 @pytest.mark.parametrize("protocol", ["k-sync:1", "k-batch-async:2", "async"])
-def test_a_second_step_on_a_batch_is_refused_where_members_are_not_in_step(
+def test_a_second_step_on_a_batch_is_refused_without_lockstep(
     tmp_path: Path, protocol: str
 ) -> None:
     with pytest.raises(ConfigError, match=r"twice for one mini-batch; .* only full-sync"):

@@ -1,4 +1,4 @@
-"""The user's loader is handed out lease by lease: every sample once, in the user's own batches.
+"""The user's loader is leased batch by batch: every sample once, in the user's own batches.
 
 Each case is one loop, run by Paceline and plainly; what each step was given is compared with what
 the trace says was granted.
@@ -83,13 +83,13 @@ def _model(result: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("protocol", ["full-sync", "async"])
-def test_a_collate_function_of_later_epochs_collates_them(tmp_path: Path, protocol: str) -> None:
+def test_a_collate_function_set_between_epochs_is_used(tmp_path: Path, protocol: str) -> None:
     (tmp_path / "train.py").write_text(ASSIGNED)
     run = run_script(tmp_path / "train.py", tmp_path, "collate", workers=2, protocol=protocol)
     assert run.used() == [Counter(range(16))] * 2
 
 
-def test_another_batch_size_for_later_epochs_is_refused(tmp_path: Path) -> None:
+def test_a_batch_size_changed_after_prepare_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ASSIGNED)
     with pytest.raises(ConfigError, match=r"another batch_size or drop_last after prepare"):
         run_script(tmp_path / "train.py", tmp_path, "size", workers=2, protocol="full-sync")
@@ -97,7 +97,7 @@ def test_another_batch_size_for_later_epochs_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", [{"path": "store"}, {"path": "peers"}], ids=str)
 @pytest.mark.parametrize("case", ["one loader worker", "two loader workers"])
-def test_loader_workers_fetch_what_is_granted(
+def test_loader_workers_fetch_the_granted_batches(
     tmp_path: Path, case: str, where: dict[str, str]
 ) -> None:
     run, results = _run(case, tmp_path, **where)
@@ -110,26 +110,22 @@ def test_loader_workers_fetch_what_is_granted(
 
 @pytest.mark.parametrize("protocol", ["k-sync:1", "k-batch-async:3"])
 @pytest.mark.parametrize("case", ["recording", "two loader workers"])
-def test_each_step_is_given_the_samples_of_its_lease(
-    tmp_path: Path, case: str, protocol: str
-) -> None:
-    """Also after cancellations, when what was fetched ahead is another's now."""
+def test_each_step_gets_the_samples_of_its_lease(tmp_path: Path, case: str, protocol: str) -> None:
+    """Also after cancellations, when a prefetched batch belongs to another worker."""
     run, results = _run(case, tmp_path, protocol=protocol, slow=("1=3x",), delay=("exp:2ms",))
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     granted = leases_of(run.every_order())
     for member, result in enumerate(results):
         leases = [granted[key][0] for key in sorted(granted) if key[0] == member]
-        wanted = [index for one in leases for index in range(one.start, one.stop)]
+        wanted = [index for lease in leases for index in range(lease.start, lease.stop)]
         assert result["given"].tolist() == wanted
 
 
 @pytest.mark.parametrize("where", ANYWHERE, ids=str)
-def test_a_batch_sampler_of_the_users_own_makes_the_updates(
-    tmp_path: Path, where: dict[str, str]
-) -> None:
+def test_a_custom_batch_sampler_makes_the_updates(tmp_path: Path, where: dict[str, str]) -> None:
     run, results = _run("own batches", tmp_path, **where)
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
-    sizes = [one.num_samples for one in run.pushes]
+    sizes = [push.num_samples for push in run.pushes]
     assert [sum(sizes[i : i + 2]) for i in range(0, len(sizes), 2)] == [5, 10, 15, 20, 10] * EPOCHS
     plain = _model(loops.CASES["own batches"](loops.Plain()))
     for result in results:
@@ -153,15 +149,15 @@ def test_a_subset_sampler_gives_its_subset_once_an_epoch(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("where", [{"engine": "inline"}, {"path": "peers"}], ids=str)
-def test_a_dropped_remainder_is_never_handed_out(tmp_path: Path, where: dict[str, str]) -> None:
+def test_a_dropped_remainder_is_never_leased(tmp_path: Path, where: dict[str, str]) -> None:
     run, results = _run("drop last", tmp_path, **where)
     assert_each_sample_once(run, 56, EPOCHS)
     assert _given(results) == dict.fromkeys(range(56), EPOCHS)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_loader_workers_may_be_begun_anew(tmp_path: Path, method: str) -> None:
-    """Not only forked: what they are told of their process must be known there."""
+def test_loader_workers_may_use_any_start_method(tmp_path: Path, method: str) -> None:
+    """Not only fork: they must know the process that they belong to."""
     (tmp_path / "train.py").write_text(BEGUN_ANEW.format(method=method))
     run = run_script(tmp_path / "train.py", tmp_path, workers=2)
     assert_each_sample_once(run, 64, 1)

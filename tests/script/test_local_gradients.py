@@ -1,4 +1,4 @@
-"""The gradients of one member: what a push says of them, and what is refused on the way."""
+"""The gradients of one member: what a push says of them, and what is refused."""
 
 import math
 
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def made(*, is_local: bool = False) -> tuple[nn.Module, LocalGradients]:
-    """A model with gradients 1 and 2, and what looks after them."""
+    """A model with gradients 1 and 2, and its ``LocalGradients``."""
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     gradients = LocalGradients(SoloExchange(), model, optimizer, CPU, None, is_local=is_local)
@@ -27,7 +27,7 @@ def made(*, is_local: bool = False) -> tuple[nn.Module, LocalGradients]:
     return model, gradients
 
 
-def test_a_clip_of_the_average_goes_with_one_push_and_its_norm_comes_back() -> None:
+def test_a_clip_of_the_average_is_sent_with_the_push_and_its_norm_returned() -> None:
     model, gradients = made()
     norm = gradients.clip_norm(model.parameters(), 3.0, 2.0)
     gradients.clip_value(model.parameters(), 0.5)
@@ -43,13 +43,13 @@ def test_a_clip_of_the_average_goes_with_one_push_and_its_norm_comes_back() -> N
     assert math.isnan(again.loss)
 
 
-def test_a_clip_of_ones_own_is_torchs_at_once() -> None:
+def test_a_local_clip_is_torchs_own() -> None:
     model, gradients = made(is_local=True)
     assert float(gradients.clip_norm(model.parameters(), 100.0, 2.0)) == pytest.approx(5**0.5)
     assert gradients.asked().clip == UNCLIPPED
 
 
-def test_a_part_of_the_gradients_is_not_clipped() -> None:
+def test_clipping_only_some_gradients_is_refused() -> None:
     model, gradients = made()
     with pytest.raises(ConfigError, match="was given 1 parameters that have gradients"):
         gradients.clip_norm([model.weight], 1.0, 2.0)
@@ -57,7 +57,7 @@ def test_a_part_of_the_gradients_is_not_clipped() -> None:
         gradients.clip_norm(model.parameters(), -1.0, 2.0)
 
 
-def test_what_is_dropped_is_gone() -> None:
+def test_dropped_gradients_are_gone() -> None:
     model, gradients = made()
     gradients.clip_value(model.parameters(), 0.5)
     assert gradients.are_there()
@@ -67,20 +67,20 @@ def test_what_is_dropped_is_gone() -> None:
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_the_first_that_is_not_finite_is_named(value: float) -> None:
+def test_the_first_non_finite_gradient_is_named(value: float) -> None:
     model, gradients = made()
     assert gradients.first_not_finite(0) is None
     model.bias.grad = torch.full((1,), value)
     assert gradients.first_not_finite(0) == "bias"
 
 
-def test_a_sum_that_overflows_is_no_gradient_that_does() -> None:
+def test_a_sum_that_overflows_is_not_a_non_finite_gradient() -> None:
     model, gradients = made()
     model.weight.grad, model.bias.grad = torch.full((1, 1), 3e38), torch.full((1,), 3e38)
     assert gradients.first_not_finite(0) is None
 
 
-def test_a_loss_is_one_number() -> None:
+def test_a_loss_must_be_a_scalar_tensor() -> None:
     _, gradients = made()
     with pytest.raises(ConfigError, match=r"got a tensor of shape \(2,\); leave out .item"):
         gradients.backward(torch.zeros(2))
@@ -88,7 +88,7 @@ def test_a_loss_is_one_number() -> None:
         gradients.backward(0.5)  # type: ignore[arg-type]
 
 
-def test_a_precision_that_the_script_does_not_follow_is_refused() -> None:
+def test_a_precision_that_the_script_does_not_use_is_refused() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     amp = Amp(optimizer, CPU, "bf16")
     with pytest.raises(ConfigError, match="precision bf16 was asked for"):
@@ -99,7 +99,7 @@ def test_a_precision_that_the_script_does_not_follow_is_refused() -> None:
         amp.autocast(torch.float64)
 
 
-def test_what_a_scaler_left_on_the_optimizer_goes_with_the_push_or_into_the_gradient() -> None:
+def test_a_scale_left_on_the_optimizer_is_pushed_or_divided_out() -> None:
     model, _ = made()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaling = Scaling(SoloExchange(), model, optimizer, is_local=True)
@@ -108,10 +108,12 @@ def test_what_a_scaler_left_on_the_optimizer_goes_with_the_push_or_into_the_grad
     work = Work(loss=8.0)
     scaling.read(work, optimizer)
     assert (work.inv_scale, work.found_inf, work.loss) == (0.25, True, 2.0)
-    assert [float(one.grad) for one in model.parameters() if one.grad is not None] == [0.25, 0.5]
+    assert [
+        float(parameter.grad) for parameter in model.parameters() if parameter.grad is not None
+    ] == [0.25, 0.5]
 
 
-def test_a_scale_that_was_saved_is_where_the_next_scaler_begins() -> None:
+def test_a_saved_scale_is_where_the_next_scaler_begins() -> None:
     model, _ = made()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaling = Scaling(SoloExchange(), model, optimizer, is_local=True)

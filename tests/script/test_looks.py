@@ -1,4 +1,4 @@
-"""Passes over the prepared loader that train nothing, or are made by other than who trains."""
+"""Passes over the prepared loader that train nothing, or that another thread makes."""
 
 import random
 from pathlib import Path
@@ -79,7 +79,7 @@ class Drawing(Dataset[float]):
         return random.random() + float(numpy.random.rand()) + float(torch.rand(()))
 
 
-def test_another_look_at_an_earlier_pass_moves_no_generator() -> None:
+def test_repeating_an_earlier_pass_moves_no_generator() -> None:
     def drawn() -> tuple[float, float, float]:
         return random.random(), float(numpy.random.rand()), float(torch.rand(()))
 
@@ -104,7 +104,7 @@ def test_the_plain_loader_has_all_samples(tmp_path: Path, way: dict[str, object]
     assert run.num_epochs_ended() == 2
 
 
-def test_one_worker_has_all_samples_of_such_a_pass(tmp_path: Path) -> None:
+def test_a_lone_worker_may_read_all_samples_in_a_pass(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT + COUNTING.replace("BATCHES", "loader"))
     run_script(tmp_path / "train.py", tmp_path, workers=1, protocol="full-sync")
 
@@ -121,7 +121,7 @@ train(loader)
 
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[2]], ids=str)
-def test_a_pass_of_gradients_that_no_step_uses_is_refused(
+def test_a_pass_whose_gradients_no_step_uses_is_refused(
     tmp_path: Path, way: dict[str, object]
 ) -> None:
     with pytest.raises(ConfigError, match="a whole pass over the prepared loader made no step"):
@@ -141,8 +141,10 @@ for _ in range(5):
 
 
 @pytest.mark.parametrize("way", [WAYS[1], WAYS[2]], ids=str)
-def test_gradients_that_add_up_over_passes_are_none(tmp_path: Path, way: dict[str, object]) -> None:
-    """Without a block, and with passes in which no worker comes to a step."""
+def test_gradients_accumulated_over_passes_are_allowed(
+    tmp_path: Path, way: dict[str, object]
+) -> None:
+    """Without a block, and with passes in which no worker reaches a step."""
     assert run_of(OVER_EPOCHS, tmp_path, **way).summary.updates > 0
 
 
@@ -158,9 +160,9 @@ train(loader)
 
 
 @pytest.mark.parametrize("way", [WAYS[1], WAYS[2]], ids=str)
-def test_a_pass_that_one_worker_only_reads_is_said(tmp_path: Path, way: dict[str, object]) -> None:
+def test_a_pass_that_only_one_worker_reads_is_noted(tmp_path: Path, way: dict[str, object]) -> None:
     run = run_of(ONE_READS, tmp_path, **way)
-    assert any(one.startswith("worker 0 went through its part of a pass") for one in run.notes)
+    assert any(note.startswith("worker 0 went through its part of a pass") for note in run.notes)
 
 
 LOOKS = """
@@ -173,7 +175,7 @@ for epoch in EPOCHS:
 
 @pytest.mark.parametrize("epochs", ["range(5)", "pace.epochs(5)"])
 @pytest.mark.parametrize("way", [*WAYS[:3]], ids=str)
-def test_a_later_look_by_one_worker_is_refused(
+def test_a_batch_taken_later_by_one_worker_is_refused(
     tmp_path: Path, way: dict[str, object], epochs: str
 ) -> None:
     words = r"worker 0 (took a batch of|begins a pass) .*next\(iter\(loader.plain"
@@ -182,7 +184,9 @@ def test_a_later_look_by_one_worker_is_refused(
 
 
 @pytest.mark.parametrize("way", [*WAYS[:3]], ids=str)
-def test_a_later_look_by_all_is_none(tmp_path: Path, way: dict[str, object]) -> None:
+def test_a_batch_taken_later_by_all_workers_is_allowed(
+    tmp_path: Path, way: dict[str, object]
+) -> None:
     run = run_of(
         LOOKS.replace("EPOCHS", "range(3)").replace("pace.is_main and", ""), tmp_path, **way
     )
@@ -206,14 +210,12 @@ for inputs, targets in loader:
 
 
 @pytest.mark.parametrize("way", [*WAYS[:3]], ids=str)
-def test_a_loop_that_is_left_by_who_is_done_is_no_look(
-    tmp_path: Path, way: dict[str, object]
-) -> None:
+def test_leaving_the_loop_when_done_is_allowed(tmp_path: Path, way: dict[str, object]) -> None:
     run_of(LEAVES_FIRST, tmp_path, **way)
 
 
 def paths_of(run: Run) -> list[str]:
-    return [one.path for one in run.records if isinstance(one, Rerouted)]
+    return [record.path for record in run.records if isinstance(record, Rerouted)]
 
 
 LOOKED_AT = """
@@ -248,7 +250,7 @@ for epoch in range(3):
     ],
     ids=["looked at", "left out", "accumulated"],
 )
-def test_peers_come_back_when_nothing_needs_the_store(
+def test_peers_return_from_the_store_when_nothing_needs_it(
     tmp_path: Path, rest: str, paths: list[str]
 ) -> None:
     assert paths_of(run_of(rest, tmp_path, protocol="full-sync", path="peers")) == paths
@@ -272,7 +274,7 @@ for _ in range(3):
 
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[2]], ids=str)
-def test_a_loader_that_another_thread_iterates_is_refused(
+def test_a_loader_iterated_by_a_foreign_thread_is_refused(
     tmp_path: Path, way: dict[str, object]
 ) -> None:
     with pytest.raises(ConfigError, match="is iterated by another thread than the one"):
@@ -296,7 +298,7 @@ with ThreadPoolExecutor(1) as pool:
 
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[2]], ids=str)
-def test_a_loop_may_be_in_another_thread_or_its_steps(
+def test_a_loop_or_its_steps_may_run_in_another_thread(
     tmp_path: Path, way: dict[str, object]
 ) -> None:
     assert run_of(ELSEWHERE, tmp_path, **way).num_epochs_ended() == 3

@@ -1,4 +1,4 @@
-"""The rest of what a loop may rely on: what is refused, evaluation, stopping, superseded steps."""
+"""Further guarantees for a loop: refusals, evaluation, stopping, superseded steps."""
 
 import functools
 import math
@@ -37,14 +37,14 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def poisoned_samples() -> Splits:
-    """Two samples have a class that there is not: the loss of their batches is infinite."""
+    """Two samples have an unknown class: the loss of their batches is infinite."""
     made = samples()
     made.train.targets[[5, 23]] += CLASSES  # type: ignore[attr-defined]
     return made
 
 
 def sometimes_infinite(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy, or infinity where a class is one that there is not."""
+    """Cross entropy, or infinity where a class is unknown."""
     loss = nn.functional.cross_entropy(outputs, targets % CLASSES)
     return loss * math.inf if bool((targets >= CLASSES).any()) else loss
 
@@ -82,7 +82,7 @@ def skipping_loop(task: Task) -> State:
         ("second optimizer", "two optimizers step parameter 'first.weight'"),
     ],
 )
-def test_what_cannot_be_carried_is_refused_by_name(tmp_path: Path, case: str, says: str) -> None:
+def test_unsupported_loops_are_refused_by_name(tmp_path: Path, case: str, says: str) -> None:
     script = Path(refusals.__file__)
     with pytest.raises(ConfigError, match=says):
         run_script(script, tmp_path, case, workers=2, protocol="full-sync", engine="inline")
@@ -96,7 +96,7 @@ def test_an_evaluation_counts_each_sample_once(tmp_path: Path, num_test: int) ->
     _assert_exact(run, num_test)
 
 
-def test_an_evaluation_by_live_workers_counts_each_sample_once(tmp_path: Path) -> None:
+def test_live_workers_count_each_sample_of_an_evaluation_once(tmp_path: Path) -> None:
     task = replace(TASK, data=functools.partial(_splits, 2503))
     _assert_exact(train(task, tmp_path, workers=2, path="peers"), 2503)
 
@@ -115,24 +115,24 @@ def _assert_exact(run: Run, num_test: int) -> None:
     model.load_state_dict(run.state)
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model(test.inputs), test.targets, reduction="sum")
-    evaluated = [one for one in run.records if isinstance(one, Evaluated)]
+    evaluated = [record for record in run.records if isinstance(record, Evaluated)]
     assert len(evaluated) == EPOCHS
-    assert {one.totals["acc"][1] for one in evaluated} == {num_test}
+    assert {record.totals["acc"][1] for record in evaluated} == {num_test}
     assert math.isclose(evaluated[-1].totals["loss"][0], float(loss), rel_tol=1e-9)
 
 
 def test_the_first_step_can_be_superseded(tmp_path: Path) -> None:
     """Worker 1 is far behind from the first step on; what it held is used by the other."""
     run = train(TASK, tmp_path, workers=2, protocol="k-sync:1", path="store", delay=("1=300ms",))
-    assert [one.ticket[:2] for one in run.superseded][:1] == [(1, 0)]
-    assert all(one.wasted_s > 0.0 for one in run.superseded)
+    assert [push.ticket[:2] for push in run.superseded][:1] == [(1, 0)]
+    assert all(push.wasted_s > 0.0 for push in run.superseded)
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     assert differ(run.state, replay(TASK, run.records)) < CLOSE
 
 
-def test_abandoned_mini_batches_are_gone_when_asked_for(tmp_path: Path) -> None:
+def test_abandoned_mini_batches_are_dropped_on_request(tmp_path: Path) -> None:
     run = train(TASK, tmp_path, workers=3, protocol="k-sync:1", engine="inline", dropped="skip")
-    assert any(isinstance(one, Cancel) for one in run.orders)
+    assert any(isinstance(order, Cancel) for order in run.orders)
     assert run.num_epochs_ended() == EPOCHS
     used = run.used()
     assert all(set(epoch.values()) == {1} for epoch in used)
@@ -141,10 +141,10 @@ def test_abandoned_mini_batches_are_gone_when_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", [{"engine": "inline"}, {"path": "peers"}], ids=str)
-def test_an_update_that_is_not_finite_is_skipped_and_leaves_nothing_in_the_state(
+def test_a_non_finite_update_is_skipped_and_leaves_no_state(
     tmp_path: Path, where: dict[str, str]
 ) -> None:
-    """The moments and step counters of Adam are as if it had not been."""
+    """It leaves the moments and step counters of Adam unchanged."""
     run = train(POISONED, tmp_path, workers=2, nonfinite="skip", **where)
     assert 0 < sum(not push.is_finite for push in run.pushes) < len(run.pushes)
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
@@ -152,7 +152,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_leaves_nothing_in_the_state
 
 
 @pytest.mark.parametrize("where", [{"engine": "inline"}, {"path": "peers"}], ids=str)
-def test_a_local_step_that_is_not_finite_is_left_out_and_nothing_behind_it_is(
+def test_a_non_finite_local_step_is_left_out_and_later_ones_are_used(
     tmp_path: Path, where: dict[str, str]
 ) -> None:
     """It would stay in the moments of that worker's Adam, and spoil every later push."""
@@ -161,7 +161,7 @@ def test_a_local_step_that_is_not_finite_is_left_out_and_nothing_behind_it_is(
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     assert all(push.is_finite for push in run.pushes)
     assert run.summary.skipped_updates == 0
-    assert all(bool(torch.isfinite(one).all()) for one in run.state.values())
+    assert all(bool(torch.isfinite(value).all()) for value in run.state.values())
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_local_step_that_is_not_finite_is_left_out_and_nothing_behind_it_is(
     ],
     ids=["given back", "accumulated"],
 )
-def test_what_would_miss_the_last_update_of_all_fragments_is_refused(
+def test_loops_that_would_miss_the_last_fragment_update_are_refused(
     say: Callable[[str], tuple[int, str, str]], tmp_path: Path, step: str, says: str
 ) -> None:
     (tmp_path / "train.py").write_text(
@@ -200,23 +200,23 @@ def test_what_would_miss_the_last_update_of_all_fragments_is_refused(
     ["step()", "backward(None)", "autocast()", "clip_grad_norm_([], 1.0)", "save()",
      "clip_grad_value_([], 1.0)", "edit_gradients().__enter__()"],
 )  # fmt: skip
-def test_what_comes_after_prepare_says_so(call: str) -> None:
+def test_methods_called_before_prepare_are_refused_by_name(call: str) -> None:
     pace = Pace(SoloExchange(), Context())
     name = call.partition("(")[0]
     with pytest.raises(ConfigError, match=rf"pace.{name}\(\) comes after pace.prepare"):
         eval(f"pace.{call}", {"pace": pace})
 
 
-def test_a_gradient_that_is_not_finite_is_named(tmp_path: Path) -> None:
+def test_a_non_finite_gradient_is_named(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"worker \d: the gradient of 'first.weight' is not fin"):
         train(POISONED, tmp_path, workers=2, engine="inline")
 
 
 @pytest.mark.parametrize("path", ["store", "peers"])
-def test_a_run_can_be_stopped_at_any_moment_by_one_worker(
+def test_one_worker_can_stop_the_run_at_any_time(
     tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No update is made after it, however late the launcher hears of it; what is saved is whole."""
+    """No update is made after it, however late the launcher learns of it; saved state is whole."""
     hear = LocalEngine.events
 
     def hear_late(engine: LocalEngine, timeout_s: float) -> Sequence[Event]:
@@ -234,13 +234,11 @@ def test_a_run_can_be_stopped_at_any_moment_by_one_worker(
 
 
 @pytest.mark.parametrize("path", ["store", "peers"])
-def test_a_run_that_ends_between_two_epochs_is_not_evaluated_again(
-    tmp_path: Path, path: str
-) -> None:
+def test_a_run_that_ends_between_epochs_is_not_evaluated_again(tmp_path: Path, path: str) -> None:
     made = replace(TASK, data=functools.partial(_with_test, samples))
     run = train(made, tmp_path, workers=2, protocol="full-sync", path=path, target_accuracy=1e-9)
     assert run.summary.ended.startswith("accuracy")
-    assert [one.epoch for one in run.records if isinstance(one, Evaluated)] == [0]
+    assert [record.epoch for record in run.records if isinstance(record, Evaluated)] == [0]
 
 
 def _with_test(make: Callable[[], Splits]) -> Splits:
@@ -271,9 +269,7 @@ for epoch in pace.epochs(30):
 
 
 @pytest.mark.parametrize("protocol", ["full-sync", "async"])
-def test_a_loop_of_ones_own_goes_no_further_than_the_accuracy_asked_for(
-    tmp_path: Path, protocol: str
-) -> None:
+def test_a_custom_loop_ends_at_the_target_accuracy(tmp_path: Path, protocol: str) -> None:
     (tmp_path / "train.py").write_text(LOOP)
     settings = {"workers": 2, "protocol": protocol, "target_accuracy": 0.5}
     run = run_script(tmp_path / "train.py", tmp_path, **settings)
@@ -283,7 +279,7 @@ def test_a_loop_of_ones_own_goes_no_further_than_the_accuracy_asked_for(
         assert log.read_text() == "evaluated 0\n"
 
 
-def test_delays_hold_inline_workers_up_all_at_once(tmp_path: Path) -> None:
+def test_delays_of_inline_workers_overlap(tmp_path: Path) -> None:
     run = train(
         TASK, tmp_path, workers=3, protocol="async", engine="inline", delay=("300ms",),
         slow=("0=5x",),
@@ -294,13 +290,13 @@ def test_delays_hold_inline_workers_up_all_at_once(tmp_path: Path) -> None:
     assert max(first) - min(first) < 0.3  # they slept beside each other
 
 
-def test_a_stop_before_prepare_ends_the_run_before_its_first_step(tmp_path: Path) -> None:
+def test_a_stop_before_prepare_ends_the_run_without_a_step(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOOP.replace("data = ", "pace.stop()\ndata = ", 1))
     run = run_script(tmp_path / "train.py", tmp_path, workers=2)
     assert run.summary.updates == 0
 
 
-def test_a_sum_before_prepare_is_refused_in_a_sentence(
+def test_a_sum_before_prepare_is_refused_in_one_sentence(
     say: Callable[[str], tuple[int, str, str]], tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text("import paceline\npaceline.connect().sum(1.0)\n")
@@ -341,8 +337,8 @@ for epoch in pace.epochs(1):
         "torch.autograd.backward(one.sum() for one in (out, out ** 2))",
     ],
 )
-def test_what_was_differentiated_in_any_spelling_has_a_gradient(tmp_path: Path, line: str) -> None:
-    """Of two batches that make an update the first is not one that nothing was done with."""
+def test_backward_is_recognized_in_any_spelling(tmp_path: Path, line: str) -> None:
+    """Of two batches that make an update, the first is not taken for an unused one."""
     text = OF_VECTORS.replace("out.backward(torch.ones_like(out))", line)
     (tmp_path / "train.py").write_text(text)
     run = run_script(tmp_path / "train.py", tmp_path, workers=1, protocol="k-sync:1")
@@ -350,7 +346,7 @@ def test_what_was_differentiated_in_any_spelling_has_a_gradient(tmp_path: Path, 
     assert run.summary.updates == 8
 
 
-def test_a_whole_tensor_is_summed_over_workers(tmp_path: Path) -> None:
+def test_pace_sum_adds_whole_tensors(tmp_path: Path) -> None:
     sums = """
 given = torch.arange(6.0).reshape(2, 3) + pace.worker
 found = [pace.sum(one) for one in (given, given > 2, given.half()[0], torch.zeros(0))]
@@ -361,17 +357,17 @@ torch.save(found, f"{sys.argv[1]}/found-{pace.worker}.pt")
     run_script(tmp_path / "train.py", tmp_path, str(tmp_path), workers=2, protocol="k-sync:1")
     whole = torch.arange(6.0).reshape(2, 3) * 2 + 1
     for worker in range(2):
-        found = torch.load(tmp_path / f"found-{worker}.pt")
-        assert [one.dtype for one in found] == [
+        results = torch.load(tmp_path / f"found-{worker}.pt")
+        assert [result.dtype for result in results] == [
             torch.float32, torch.int64, torch.float32, torch.float32
         ]  # fmt: skip
-        assert torch.equal(found[0], whole)
-        assert found[1].tolist() == [[0, 0, 1], [2, 2, 2]]
-        assert found[2].tolist() == [1.0, 3.0, 5.0]
-        assert found[3].shape == (0,)
+        assert torch.equal(results[0], whole)
+        assert results[1].tolist() == [[0, 0, 1], [2, 2, 2]]
+        assert results[2].tolist() == [1.0, 3.0, 5.0]
+        assert results[3].shape == (0,)
 
 
-def test_a_sum_inside_the_loop_is_refused_where_a_batch_is_too_small_for_all(
+def test_a_sum_in_the_loop_is_refused_where_a_batch_is_too_small_for_all(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(OF_VECTORS.replace("64.0", "65.0"))
@@ -379,7 +375,7 @@ def test_a_sum_inside_the_loop_is_refused_where_a_batch_is_too_small_for_all(
         run_script(tmp_path / "train.py", tmp_path, "inside", workers=2, protocol="full-sync")
 
 
-def test_a_sum_inside_the_loop_is_refused_where_not_all_come_by(tmp_path: Path) -> None:
+def test_a_sum_in_the_loop_is_refused_without_lockstep(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(OF_VECTORS)
     with pytest.raises(ConfigError, match=r"pace.sum\(\) is inside .* under k-sync:1"):
         run_script(tmp_path / "train.py", tmp_path, "inside", workers=2, protocol="k-sync:1")

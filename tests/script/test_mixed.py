@@ -29,8 +29,8 @@ def _run(case: str, folder: Path, **settings: Any) -> tuple[Run, list[dict[str, 
 @pytest.mark.parametrize(
     "where", [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}, {"workers": 1}], ids=str
 )
-def test_the_loop_ends_where_the_one_by_hand_does(tmp_path: Path, where: dict[str, Any]) -> None:
-    """An update an epoch overflows; what is clipped is the averaged, unscaled gradient."""
+def test_the_loop_matches_mixed_precision_by_hand(tmp_path: Path, where: dict[str, Any]) -> None:
+    """One update an epoch overflows; the clip is of the averaged, unscaled gradient."""
     run, results = _run("one sample", tmp_path, **where)
     plain = mixed.plainly(mixed.in_one_sample)
     assert run.summary.skipped_updates == EPOCHS
@@ -38,7 +38,7 @@ def test_the_loop_ends_where_the_one_by_hand_does(tmp_path: Path, where: dict[st
         assert differ(result, plain) < CLOSE
 
 
-def test_so_does_a_worker_without_a_launcher() -> None:
+def test_a_worker_without_a_launcher_matches_mixed_precision_by_hand() -> None:
     alone = mixed.mixed(Pace(SoloExchange(), Context(precision="fp16")), mixed.in_one_sample)
     assert differ(alone, mixed.plainly(mixed.in_one_sample)) < CLOSE
 
@@ -56,13 +56,13 @@ def test_so_does_a_worker_without_a_launcher() -> None:
         "adaptive",
     ],
 )
-def test_one_overflow_of_four_workers_is_skipped_by_all_and_counted_by_no_schedule(
+def test_one_overflow_is_skipped_by_all_workers_and_counted_by_no_schedule(
     tmp_path: Path, protocol: str
 ) -> None:
-    """The sample that overflows is somebody's once an epoch, whoever is called off."""
+    """Some worker gets the sample that overflows once an epoch, whichever is called off."""
     run, results = _run("one sample", tmp_path, workers=4, protocol=protocol, engine="inline")
     skipped = run.summary.skipped_updates
-    assert skipped == sum(not one.is_finite for one in run.pushes) == EPOCHS
+    assert skipped == sum(not push.is_finite for push in run.pushes) == EPOCHS
     counted = run.summary.updates - skipped
     parameters = [name for name in results[0] if name[0].isalpha() and name not in ("half",)]
     for result in results:
@@ -74,15 +74,15 @@ def test_one_overflow_of_four_workers_is_skipped_by_all_and_counted_by_no_schedu
 
 
 @pytest.mark.parametrize("protocol", ["local-sgd:2", "adaptive-local:2"])
-def test_under_local_sgd_a_worker_skips_a_step_of_its_own(tmp_path: Path, protocol: str) -> None:
+def test_a_local_sgd_worker_skips_its_own_step(tmp_path: Path, protocol: str) -> None:
     run, results = _run("one worker", tmp_path, workers=4, protocol=protocol)
     assert run.summary.skipped_updates == 0
-    assert all(torch.isfinite(one).all() for result in results for one in result.values())
+    assert all(torch.isfinite(value).all() for result in results for value in result.values())
 
 
-def test_forward_passes_are_in_half_precision_and_train(tmp_path: Path) -> None:
+def test_forward_passes_run_in_half_precision_and_train(tmp_path: Path) -> None:
     run, results = _run("half", tmp_path)
-    assert all(float(one["half"]) == 1.0 for one in results)
+    assert all(float(result["half"]) == 1.0 for result in results)
     assert run.summary.skipped_updates <= 2  # torch's first scale, 65536, may be too much
     assert run.summary.final_loss is not None
     assert run.summary.final_loss < 1.2
@@ -95,14 +95,14 @@ def test_forward_passes_are_in_half_precision_and_train(tmp_path: Path) -> None:
         ("without scaling", r"pace.backward\(loss\) in place of loss.backward\(\)"),
     ],
 )
-def test_a_script_that_does_not_follow_the_setting_is_refused(
+def test_a_script_that_ignores_the_precision_setting_is_refused(
     tmp_path: Path, case: str, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         _run(case, tmp_path, engine="inline")
 
 
-def test_backward_inside_autocast_is_outside_it_all_the_same() -> None:
+def test_backward_inside_autocast_runs_outside_it() -> None:
     """Its operations would otherwise be cast once more."""
     seen = []
 

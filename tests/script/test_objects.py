@@ -1,4 +1,4 @@
-"""A script's objects: which of them are taken, what is replaced on them, what is refused."""
+"""A script's objects: which are accepted, what is replaced on them, what is refused."""
 
 import copy
 import gc
@@ -42,7 +42,7 @@ def test_objects_are_found_in_any_order_and_each_once() -> None:
         sort_out((model, optimizer, loader, {}))
 
 
-def test_the_state_that_the_run_keeps_is_read_and_not_looked_into() -> None:
+def test_shared_state_can_be_read_but_not_replaced() -> None:
     model, optimizer, _ = objects()
     newest: dict[Any, dict[str, Any]] = {
         model.get_parameter("bias"): {"momentum_buffer": torch.ones(1)}
@@ -65,7 +65,7 @@ def test_the_state_that_the_run_keeps_is_read_and_not_looked_into() -> None:
         optimizer.add_param_group({"params": []})
 
 
-def test_a_parameter_that_is_trained_by_hand_is_found() -> None:
+def test_a_parameter_trained_by_hand_is_found() -> None:
     known, other = nn.Linear(1, 1), nn.Linear(1, 1)
     strays = Strays(known.parameters())
 
@@ -85,7 +85,7 @@ def test_a_parameter_that_is_trained_by_hand_is_found() -> None:
 
 
 @pytest.mark.parametrize("shows", [False, True])
-def test_schedulers_that_were_not_prepared_are_found_the_oldest_first(shows: bool) -> None:
+def test_unprepared_schedulers_are_found_oldest_first(shows: bool) -> None:
     """However they hold their optimizer, and whatever the collector has done between them."""
     optimizer, other = (SGD([nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
     first = StepLR(optimizer, 3)
@@ -93,13 +93,13 @@ def test_schedulers_that_were_not_prepared_are_found_the_oldest_first(shows: boo
     second, third = ReduceLROnPlateau(optimizer), StepLR(optimizer, 5)
     apart, known = StepLR(other, 3), StepLR(optimizer, 7)
     if shows:
-        assert [vars(one)["optimizer"] for one in (first, known)] == [optimizer] * 2
+        assert [vars(scheduler)["optimizer"] for scheduler in (first, known)] == [optimizer] * 2
     assert StraySchedulers(optimizer, [known]).found() == [first, second, third]
     assert StraySchedulers(other).found() == [apart]
     assert StraySchedulers(other, [apart]).found() == []
 
 
-def test_a_list_of_items_is_refused_with_the_loader_to_make_of_it() -> None:
+def test_list_of_items_is_refused_with_the_loader_to_make() -> None:
     model = nn.Linear(2, 1)
     with pytest.raises(ConfigError, match=r"got list; for items of which each is a step's: load"):
         sort_out((model, torch.optim.SGD(model.parameters(), lr=0.1), [torch.zeros(2)]))

@@ -1,4 +1,4 @@
-"""``pace.once()``: the main worker goes through a block first, all others after it."""
+"""``pace.once()``: the main worker enters a block first, all others after it."""
 
 from pathlib import Path
 
@@ -54,7 +54,7 @@ DIES = """
 def notes(
     folder: Path, before: str = "", between: str = "", inside: str = "", **settings: object
 ) -> list[str]:
-    """What was written down in a run of such a script."""
+    """The notes of a run of such a script."""
     script = folder / "train.py"
     lines = {"before": before, "between": between or "pass", "inside": inside or "pass"}
     script.write_text(LOOP.format(**lines))
@@ -62,20 +62,20 @@ def notes(
     return (folder / "notes.txt").read_text().split("\n")[:-1]
 
 
-def test_all_others_go_through_after_the_first(tmp_path: Path) -> None:
+def test_other_workers_enter_after_the_first(tmp_path: Path) -> None:
     assert notes(tmp_path, before=MAKE_FOLDER) == ["made", "True", "False", "False"]
 
 
-def test_in_one_process_members_take_turns_too(tmp_path: Path) -> None:
-    said = notes(tmp_path, before=MAKE_FOLDER, engine="inline")
-    assert said == ["made", "True", "False", "False"]
+def test_inline_members_take_turns_too(tmp_path: Path) -> None:
+    lines = notes(tmp_path, before=MAKE_FOLDER, engine="inline")
+    assert lines == ["made", "True", "False", "False"]
 
 
-def test_one_worker_goes_first(tmp_path: Path) -> None:
+def test_a_lone_worker_goes_first(tmp_path: Path) -> None:
     assert notes(tmp_path, before=MAKE_FOLDER, workers=1) == ["made", "True"]
 
 
-def test_where_the_first_dies_inside_another_becomes_the_first(tmp_path: Path) -> None:
+def test_another_worker_becomes_first_when_the_first_dies_inside(tmp_path: Path) -> None:
     assert notes(tmp_path, between=DIES.strip()) == ["0 True", "1 True", "2 False"]
 
 
@@ -87,24 +87,24 @@ LONG = """
 """
 
 
-def test_who_goes_first_may_take_its_time(tmp_path: Path) -> None:
-    """Silence is no stall there: the others wait by the script's own wish."""
-    said = notes(tmp_path, between=LONG.strip(), workers=2, stall_after=0.4)
-    assert said == ["0 True", "1 False"]
+def test_a_slow_first_worker_is_not_taken_for_stalled(tmp_path: Path) -> None:
+    """Silence is not a stall here: the script makes the others wait."""
+    lines = notes(tmp_path, between=LONG.strip(), workers=2, stall_after=0.4)
+    assert lines == ["0 True", "1 False"]
 
 
-def test_a_death_inside_before_the_run_begins_ends_it_for_all(tmp_path: Path) -> None:
+def test_a_death_inside_a_block_before_the_run_ends_it_for_all(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match="worker 0 ended: killed by signal 9"):
         notes(tmp_path, before="with pace.once() as is_first:\n"
               "    os.kill(os.getpid(), 9) if is_first else None")  # fmt: skip
 
 
-def test_a_worker_that_comes_back_goes_through_what_was_gone_through(tmp_path: Path) -> None:
-    said = notes(
+def test_a_respawned_worker_enters_blocks_that_others_have_left(tmp_path: Path) -> None:
+    lines = notes(
         tmp_path, before="with pace.once() as is_first:\n    note(f'{is_first}')", workers=2,
         fault=("kill worker 1 at update 2",), respawn=True, delay=("100ms",),
     )  # fmt: skip
-    assert said == ["True", "False", "False"]
+    assert lines == ["True", "False", "False"]
 
 
 COMES_BACK = """
@@ -123,21 +123,21 @@ with pace.once() as is_first:
 """
 
 
-def test_who_came_back_is_not_waited_for_at_a_block_that_it_never_comes_by(
+def test_a_respawned_worker_is_not_awaited_at_a_block_it_never_reaches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The main worker dies behind the last epoch, is there again, and the next main one dies.
+    """The main worker dies after the last epoch and returns; then the next main worker dies.
 
-    Whoever takes part is the main one then; behind the loop all go through one block again.
+    A worker that takes part becomes the main one; after the loop all enter one block again.
     """
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ScriptLost):  # what a main worker alone does there is said to be lost
         notes(tmp_path, between=COMES_BACK.strip(), workers=4, respawn=True)
-    said = (tmp_path / "notes.txt").read_text().split("\n")[:-1]
-    inside = [one for one in said if not one.startswith("end")]
+    text = (tmp_path / "notes.txt").read_text().split("\n")[:-1]
+    inside = [line for line in text if not line.startswith("end")]
     assert sorted(inside[:4]) == ["0 0 True", "0 1 False", "0 2 False", "0 3 False"]
     assert inside[4:] == ["1 2 True", "1 3 False"]
-    assert next(one for one in said if one.startswith("end")) == "end 2 True"
+    assert next(line for line in text if line.startswith("end")) == "end 2 True"
 
 
 AWAITS_IT = """
@@ -153,16 +153,16 @@ SLOW_BLOCK = """
 """
 
 
-def test_a_newcomers_blocks_are_those_of_the_others_from_its_first_epoch_on(
+def test_a_newcomer_joins_the_blocks_of_its_first_epoch(
     tmp_path: Path,
 ) -> None:
-    """It begins in epoch 2, behind a block between epochs that it never saw."""
-    said = notes(
+    """It begins in epoch 2, after a block between epochs that it never saw."""
+    lines = notes(
         tmp_path, before="note(f'here {pace.worker}')", inside=AWAITS_IT.strip(),
         between=SLOW_BLOCK.strip(), workers=2, path="store", respawn=True,
         fault=("kill worker 1 at update 4",),
     )  # fmt: skip
-    blocks = [one for one in said if not one.startswith("here")]
+    blocks = [line for line in lines if not line.startswith("here")]
     assert blocks == ["0 0 True", "0 1 False", "1 0 True", "1 1 False"]
 
 
@@ -174,11 +174,11 @@ with pace.once() as is_first:
 """
 
 
-def test_behind_a_run_that_was_stopped_one_goes_first(tmp_path: Path) -> None:
-    said = notes(tmp_path, between=BEHIND.strip(), workers=3, updates=2)
-    assert (said[0], sorted(said[1:])) == ("0 True", ["1 False", "2 False"])
+def test_after_a_stopped_run_one_worker_goes_first(tmp_path: Path) -> None:
+    lines = notes(tmp_path, between=BEHIND.strip(), workers=3, updates=2)
+    assert (lines[0], sorted(lines[1:])) == ("0 True", ["1 False", "2 False"])
 
 
-def test_inside_the_loaders_loop_it_is_refused_with_the_line_to_write(tmp_path: Path) -> None:
+def test_a_block_inside_the_loader_loop_is_refused_with_advice(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"pace\.once\(\) is inside the loader's loop.*is_main"):
         notes(tmp_path, inside="with pace.once(): pass")

@@ -1,6 +1,6 @@
 """Several models and optimizers in one script: a GAN, a WGAN, an actor and its critic.
 
-What a step is follows from the protocol: one worker, and full-sync, take step after step as plain
+The protocol decides what a step is: one worker, and full-sync, take step after step as plain
 PyTorch does; local-sgd does so on every worker; elsewhere the steps of a block are one update.
 """
 
@@ -80,48 +80,46 @@ if "plain" in case or pace.is_main:
 def _run(
     folder: Path, case: str, blocks: int, slow_s: float = 0.0, **settings: Any
 ) -> tuple[Run, list[dict[str, Tensor]]]:
-    """A run, and what each worker came to."""
+    """A run, and each worker's result."""
     words = [case, str(folder), str(blocks), str(slow_s)]
     run = run_script(SCRIPT, folder, *words, **{"workers": 2, "seed": 5, **settings})
     return run, [torch.load(path) for path in sorted(folder.glob("result-*.pt"))]
 
 
 @pytest.mark.parametrize("case", several.CASES)
-def test_alone_it_is_its_plain_twin_to_the_last_bit(case: str) -> None:
-    found = several.train(Pace(SoloExchange(), Context(seed=5)), case, 12)
-    assert differ(found, several.twin(case, 5, 12, 1)) == 0.0
+def test_a_lone_worker_matches_plain_pytorch_bit_for_bit(case: str) -> None:
+    result = several.train(Pace(SoloExchange(), Context(seed=5)), case, 12)
+    assert differ(result, several.twin(case, 5, 12, 1)) == 0.0
 
 
 @pytest.mark.parametrize("workers", [2, 4])
 @pytest.mark.parametrize("where", PLACES, ids=str)
 @pytest.mark.parametrize("case", several.CASES)
-def test_full_sync_is_its_plain_twin(
+def test_full_sync_matches_plain_pytorch(
     tmp_path: Path, case: str, workers: int, where: dict[str, str]
 ) -> None:
-    run, found = _run(tmp_path, case, 7, workers=workers, protocol="full-sync", **where)
-    assert len(found) == workers
-    for one in found:
-        assert differ(one, several.twin(case, 5, 7, workers)) < CLOSE
+    run, results = _run(tmp_path, case, 7, workers=workers, protocol="full-sync", **where)
+    assert len(results) == workers
+    for result in results:
+        assert differ(result, several.twin(case, 5, 7, workers)) < CLOSE
     assert run.used() == [Counter(range(7 * workers))]
     assert run.summary.updates == {"gan": 14, "wgan": 8, "actor": 14}[case]
     assert run.summary.dropped_samples == 0
 
 
 @pytest.mark.parametrize("where", PLACES, ids=str)
-def test_local_steps_are_those_of_plain_workers_that_are_averaged(
-    tmp_path: Path, where: dict[str, str]
-) -> None:
-    _, found = _run(tmp_path, "gan", 5, protocol="local-sgd:2", **where)
+def test_local_steps_match_averaged_plain_workers(tmp_path: Path, where: dict[str, str]) -> None:
+    _, results = _run(tmp_path, "gan", 5, protocol="local-sgd:2", **where)
     twin = several.local_twin("gan", 5, 5, workers=2, num_steps=2)
-    for one, its in zip(found, twin, strict=True):
-        assert differ(one, its) < CLOSE
+    for result, its in zip(results, twin, strict=True):
+        assert differ(result, its) < CLOSE
 
 
 @pytest.mark.parametrize("case", ["gan", "actor"])
-def test_steps_of_a_block_that_is_one_update_are_of_one_version(tmp_path: Path, case: str) -> None:
-    run, found = _run(tmp_path, case, 9, protocol="k-sync:2")
-    for one in found:
-        assert differ(one, several.twin(case, 5, 9, 2, is_at_once=True)) < CLOSE
+def test_the_steps_of_a_block_in_one_update_use_one_version(tmp_path: Path, case: str) -> None:
+    run, results = _run(tmp_path, case, 9, protocol="k-sync:2")
+    for result in results:
+        assert differ(result, several.twin(case, 5, 9, 2, is_at_once=True)) < CLOSE
     assert run.summary.updates == 9
 
 
@@ -131,20 +129,20 @@ def test_steps_of_a_block_that_is_one_update_are_of_one_version(tmp_path: Path, 
     [("k-sync:1", 1), ("k-batch-sync:2", 2), ("k-async:2", 2), ("k-batch-async:2", 2),
      ("async", 1), ("stale-synchronous:1", 1), ("adaptive-local:2", 0), ("adaptive", 0)],
 )  # fmt: skip
-def test_under_every_protocol_each_number_counts_once(
+def test_every_protocol_uses_each_number_once(
     tmp_path: Path, engine: str, protocol: str, parts: int
 ) -> None:
-    run, found = _run(tmp_path, "wgan", 12, engine=engine, workers=3, protocol=protocol)
+    run, results = _run(tmp_path, "wgan", 12, engine=engine, workers=3, protocol=protocol)
     assert run.summary.updates == 12
     assert all(set(used.values()) == {1} for used in run.used())
     assert not parts or run.used() == [Counter(range(12 * parts))]
-    weights = [{k: v for k, v in one.items() if ":" not in k} for one in found]
+    weights = [{k: v for k, v in result.items() if ":" not in k} for result in results]
     assert all(differ(one, other) < CLOSE for one, other in pairwise(weights))
-    assert all(bool(one.isfinite().all()) for one in weights[0].values())
+    assert all(bool(value.isfinite().all()) for value in weights[0].values())
 
 
 @pytest.mark.parametrize("path", ["store", "peers"])
-def test_stopped_and_resumed_is_never_stopped(say: Say, tmp_path: Path, path: str) -> None:
+def test_a_resumed_run_ends_as_one_that_never_stopped(say: Say, tmp_path: Path, path: str) -> None:
     words = f"launch --workers 2 --device cpu --seed 5 --run-dir {tmp_path / 'run'}"
     with stopped_at(tmp_path / "is-there"):
         code, _, err = say(f"{words} --path {path} {SCRIPT} gan {tmp_path} 40 0.02")
@@ -165,16 +163,16 @@ def test_a_death_loses_no_number(tmp_path: Path) -> None:
     assert run.used() == [Counter(range(80))]
 
 
-def test_a_death_in_step_begins_again_where_all_were_in_step(tmp_path: Path) -> None:
-    run, found = _run(
+def test_a_lockstep_run_with_respawn_restarts_from_its_checkpoint(tmp_path: Path) -> None:
+    run, results = _run(
         tmp_path, "gan", 30, slow_s=0.02, protocol="full-sync", respawn=True,
         checkpoint_every="5 updates", fault=("kill worker 1 at update 31",),
     )  # fmt: skip
-    assert differ(found[0], several.twin("gan", 5, 30, 2)) < CLOSE
+    assert differ(results[0], several.twin("gan", 5, 30, 2)) < CLOSE
     assert run.used() == [Counter(range(60))]
 
 
-def test_a_death_in_step_ends_a_run_that_nobody_begins_again(tmp_path: Path) -> None:
+def test_a_lockstep_run_without_respawn_ends_at_a_death(tmp_path: Path) -> None:
     with pytest.raises(
         WorkerError, match=r"of several optimizers is an update of all workers, and"
     ):
@@ -188,12 +186,12 @@ def test_a_death_in_step_ends_a_run_that_nobody_begins_again(tmp_path: Path) -> 
         )
 
 
-def test_workers_in_step_step_the_same_optimizers(tmp_path: Path) -> None:
+def test_lockstep_workers_must_step_the_same_optimizers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="workers 0 and 1 stepped different optimizers"):
         _run(tmp_path, "by turns", 4, protocol="full-sync", path="store")
 
 
-def test_one_of_several_models_is_saved_by_itself(tmp_path: Path) -> None:
+def test_each_of_several_models_can_be_saved_separately(tmp_path: Path) -> None:
     pace = Pace(SoloExchange(), Context(run_dir=str(tmp_path)))
     parts = several.Parts.of_gan()
     pace.prepare(*parts.models, *parts.optimizers)
@@ -205,45 +203,45 @@ def test_one_of_several_models_is_saved_by_itself(tmp_path: Path) -> None:
         pace.save(model=torch.nn.Linear(1, 1))
 
 
-def test_state_that_was_loaded_is_the_owners(tmp_path: Path) -> None:
+def test_state_loaded_into_one_optimizer_is_used(tmp_path: Path) -> None:
     """Before the first epoch, of one optimizer of two."""
-    _, found = _run(tmp_path, "loading", 3, engine="inline", protocol="full-sync")
-    assert float(found[0]["0:0.step"]) == 103.0
-    assert "1:0.momentum_buffer" in found[0]
+    _, results = _run(tmp_path, "loading", 3, engine="inline", protocol="full-sync")
+    assert float(results[0]["0:0.step"]) == 103.0
+    assert "1:0.momentum_buffer" in results[0]
 
 
 def _loaded_late(folder: Path, case: str, **settings: Any) -> dict[str, Tensor]:
     (folder / "train.py").write_text(LOADED_LATE)
     words = (str(folder / "found.pt"), case)
     run_script(folder / "train.py", folder, *words, **{"workers": 2, **settings})
-    found: dict[str, Tensor] = torch.load(folder / "found.pt")
-    return found
+    result: dict[str, Tensor] = torch.load(folder / "found.pt")
+    return result
 
 
 @pytest.mark.parametrize(
     ("case", "path"), [("two", "store"), ("two", "peers"), ("one", "peers"), ("one", "collective")]
 )
-def test_settings_that_were_loaded_late_and_state_inside_an_epoch_are_the_plain_ones(
+def test_late_settings_and_state_in_an_epoch_match_plain_pytorch(
     tmp_path: Path, case: str, path: str
 ) -> None:
-    found = _loaded_late(tmp_path, case, protocol="full-sync", path=path)
+    result = _loaded_late(tmp_path, case, protocol="full-sync", path=path)
     words = [sys.executable, "train.py", "plain.pt", f"plain-{case}"]
     subprocess.run(words, check=True, timeout=60, cwd=tmp_path)
-    assert differ(found, torch.load(tmp_path / "plain.pt")) < CLOSE
+    assert differ(result, torch.load(tmp_path / "plain.pt")) < CLOSE
 
 
 @pytest.mark.parametrize(
     ("case", "words"),
     [("hook", "hooks on the steps of all optimizers"), ("other", r"\['params'\] was changed")],
 )
-def test_what_all_steps_call_and_other_parameters_are_refused_after_prepare(
+def test_shared_step_changes_and_other_parameters_are_refused_after_prepare(
     tmp_path: Path, case: str, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         _loaded_late(tmp_path, case, protocol="k-sync:2", workers=2)
 
 
-def test_steps_outside_a_block_are_refused_where_a_block_is_one_update(tmp_path: Path) -> None:
+def test_steps_outside_a_block_are_refused_where_a_block_is_an_update(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="call step\\(\\) inside"):
         _run(tmp_path, "outside", 3, engine="inline", protocol="k-sync:1")
 
@@ -262,7 +260,7 @@ def test_blocks_are_counted_where_each_step_is_a_version() -> None:
 
 
 class Wrapper(torch.optim.Optimizer):
-    """Of the user's: clips, and lets another one step."""
+    """A user's optimizer: clips, and lets another one step."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -278,8 +276,8 @@ def _wrapped(model: nn.Module) -> Wrapper:
     return Wrapper(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
 
 
-def test_an_optimizer_inside_another_steps_with_it_or_is_refused() -> None:
-    """And no trial steps it."""
+def test_an_optimizer_that_wraps_another_steps_with_it_or_is_refused() -> None:
+    """The check does not step it."""
     model = nn.Linear(2, 1)
     model(torch.ones(1, 2)).sum().backward()
     before = model.weight.clone()
@@ -295,7 +293,7 @@ def test_an_optimizer_inside_another_steps_with_it_or_is_refused() -> None:
 
 
 class Own(torch.optim.SGD):
-    """Of the user's: a step of SGD, and what else it does."""
+    """A user's optimizer: a step of SGD, and ``also``."""
 
     def __init__(self, parameters: Any, also: Callable[[Any], None]) -> None:
         super().__init__(parameters, lr=0.1)
@@ -306,38 +304,38 @@ class Own(torch.optim.SGD):
         return super().step(closure)
 
 
-def _in_a_group(one: Any) -> None:
-    one.param_groups[0]["t"] = one.param_groups[0].get("t", 0) + 1
+def _in_a_group(optimizer: Any) -> None:
+    optimizer.param_groups[0]["t"] = optimizer.param_groups[0].get("t", 0) + 1
 
 
-def _in_an_attribute(one: Any) -> None:
-    one.t = getattr(one, "t", 0) + 1
+def _in_an_attribute(optimizer: Any) -> None:
+    optimizer.t = getattr(optimizer, "t", 0) + 1
 
 
-def _in_a_tensor(one: Any) -> None:
-    one.seen += 1
+def _in_a_tensor(optimizer: Any) -> None:
+    optimizer.seen += 1
 
 
-def _in_a_list(one: Any) -> None:
-    one.counts.append(1)
+def _in_a_list(optimizer: Any) -> None:
+    optimizer.counts.append(1)
 
 
-def _in_no_parameters_state(one: Any) -> None:
-    one.state["all"] = {"t": 1}
+def _in_no_parameters_state(optimizer: Any) -> None:
+    optimizer.state["all"] = {"t": 1}
 
 
-def _late_in_the_state(one: Any) -> None:
-    for parameter in one.param_groups[0]["params"]:
-        if one.state[parameter].setdefault("t", torch.zeros(())).add_(1) > 1:
-            one.state[parameter]["slow"] = parameter.detach().clone()
+def _late_in_the_state(optimizer: Any) -> None:
+    for parameter in optimizer.param_groups[0]["params"]:
+        if optimizer.state[parameter].setdefault("t", torch.zeros(())).add_(1) > 1:
+            optimizer.state[parameter]["slow"] = parameter.detach().clone()
 
 
-def _by_the_norm(one: Any) -> None:
-    held = [each for group in one.param_groups for each in group["params"]]
+def _by_the_norm(optimizer: Any) -> None:
+    held = [each for group in optimizer.param_groups for each in group["params"]]
     nn.utils.clip_grad_norm_(held, 0.01)
 
 
-def _nothing(one: Any) -> None:
+def _nothing(optimizer: Any) -> None:
     return
 
 
@@ -354,14 +352,14 @@ def _nothing(one: Any) -> None:
         (_nothing, "", False),
     ],
 )
-def test_what_an_optimizer_of_ones_own_does_beside_its_state_is_found(
+def test_a_custom_optimizers_hidden_state_is_detected(
     also: Callable[[Any], None], memory: str, reads: bool
 ) -> None:
-    """And the trial leaves it, its parameters and the random state as they were."""
+    """The check leaves it, its parameters and the random state unchanged."""
     torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
     optimizer = Own(model.parameters(), also)
-    before = [one.clone() for one in model.parameters()], torch.get_rng_state()
+    before = [parameter.clone() for parameter in model.parameters()], torch.get_rng_state()
     assert (own_memory(optimizer), reads_others(optimizer)) == (memory, reads)
     assert all(map(torch.equal, before[0], model.parameters()))
     assert torch.equal(before[1], torch.get_rng_state())
@@ -369,7 +367,7 @@ def test_what_an_optimizer_of_ones_own_does_beside_its_state_is_found(
     assert not optimizer.state
 
 
-def test_gradients_are_cleared_as_torch_does_it_and_a_profiler_sees_it() -> None:
+def test_zero_grad_clears_as_torch_does_and_is_profiled() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     clear = zero_grad_of(optimizer)
@@ -380,10 +378,10 @@ def test_gradients_are_cleared_as_torch_does_it_and_a_profiler_sees_it() -> None
     assert parameter.grad is None
     with torch.autograd.profiler.profile() as seen:
         clear()
-    assert any("zero_grad" in one.key for one in seen.key_averages())
+    assert any("zero_grad" in event.key for event in seen.key_averages())
 
 
-def test_a_zero_grad_of_ones_own_is_called() -> None:
+def test_a_custom_zero_grad_is_called() -> None:
     class Counts(torch.optim.SGD):
         num_cleared = 0
 

@@ -1,4 +1,4 @@
-"""Every worker draws the order of an epoch: where they differ, the run is refused by its reason."""
+"""Every worker draws the order of an epoch: where they differ, the run is refused."""
 
 from collections import Counter
 from pathlib import Path
@@ -111,17 +111,17 @@ def test_workers_that_draw_different_orders_are_refused_before_a_step(
     ],
     ids=str,
 )
-def test_what_is_drawn_alike_uses_each_sample_once(
+def test_equally_drawn_orders_use_each_sample_once(
     options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(tmp_path, monkeypatch, engine="inline", **options)
     assert used(tmp_path, 0) == used(tmp_path, 1) == Counter(range(NUM_SAMPLES))
 
 
-def test_data_that_are_shuffled_between_epochs_are_shuffled_alike(
+def test_data_shuffled_between_epochs_are_shuffled_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The steps left each worker's generators elsewhere."""
+    """The steps leave each worker's generators in different states."""
     between = (
         "order = list(range(40)); random.shuffle(order);"
         "data.tensors = tuple(one[order] for one in data.tensors)"
@@ -130,10 +130,10 @@ def test_data_that_are_shuffled_between_epochs_are_shuffled_alike(
     assert used(tmp_path, 1) == Counter(range(NUM_SAMPLES))
 
 
-def test_epochs_of_different_numbers_of_samples_are_refused(
+def test_epochs_with_different_numbers_of_samples_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the second epoch would leave samples out, or ask for some that are not there."""
+    """Otherwise the second epoch would leave samples out or ask for missing ones."""
     sampler = "batch_size=8, sampler=Fewer()"
     with pytest.raises(ConfigError, match="Fewer gave 39 samples for epoch 2, and 40 before"):
         run(tmp_path, monkeypatch, engine="inline", sampler=sampler)
@@ -148,13 +148,13 @@ def test_an_epoch_without_a_batch_is_refused(
 
 
 @pytest.mark.parametrize("path", ["store", "peers"])
-def test_a_newcomer_with_another_order_is_sent_away(
+def test_a_newcomer_with_another_order_is_dismissed(
     path: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Its sampler's own generator stands at the first epoch, the others' at the second."""
+    """Its sampler's own generator is at the first epoch, the others' at the second."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(
         SCRIPT.format(
@@ -191,7 +191,7 @@ for epoch in pace.epochs(2):
 
 
 @pytest.mark.parametrize("protocol", ["full-sync", "async"])
-def test_passes_that_one_worker_leaves_out_are_refused(tmp_path: Path, protocol: str) -> None:
+def test_pass_in_another_epoch_than_others_is_refused(tmp_path: Path, protocol: str) -> None:
     """Each makes three passes in two epochs, so only the epoch of a pass tells them apart."""
     (tmp_path / "train.py").write_text(LEFT_EARLY)
     words = r"worker 0 begins a pass over the loader in epoch 2 .* and worker 1 in epoch 1"

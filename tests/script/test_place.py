@@ -1,4 +1,4 @@
-"""Where a loop stands, counted from its own steps and the versions that it holds."""
+"""A loop's position, counted from its own steps and the versions that it holds."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from paceline.script.place import LoopPlace, values_of
         (np.int64(2), None, [0, 1]),
     ],
 )
-def test_epochs_are_numbered_as_the_script_says(
+def test_epochs_are_numbered_as_the_script_asks(
     epochs: Any, num_asked: int | None, values: list[int]
 ) -> None:
     assert list(values_of(epochs, num_asked)) == values
@@ -37,14 +37,14 @@ def test_epochs_are_numbered_as_the_script_says(
         ([1, True], None, "got True in it"),
     ],
 )
-def test_what_is_no_number_of_epochs_is_refused(
+def test_an_invalid_number_of_epochs_is_refused(
     epochs: Any, num_asked: int | None, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         values_of(epochs, num_asked)
 
 
-def test_a_step_is_known_as_skipped_by_the_updates_that_were_applied() -> None:
+def test_skipped_steps_are_known_from_the_applied_updates() -> None:
     exchange = SoloExchange()
     place = LoopPlace(exchange, lambda: True, is_lockstep=True, is_local=False)
     place.open()

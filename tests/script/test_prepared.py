@@ -47,7 +47,7 @@ class Alone:
         return Step(self.loop, self.prepared.explain)
 
 
-def test_each_step_is_an_update_of_its_own() -> None:
+def test_each_step_is_a_separate_update() -> None:
     alone = Alone()
     assert isinstance(alone.prepared.step, OptimizerStep)
     assert len(alone.loader) == NUM_SAMPLES
@@ -59,7 +59,7 @@ def test_each_step_is_an_update_of_its_own() -> None:
     assert alone.exchange.version == NUM_SAMPLES
 
 
-def test_a_batch_that_was_given_back_comes_once_more_after_the_next() -> None:
+def test_a_skipped_batch_comes_again_after_the_next_one() -> None:
     alone = Alone()
     seen = []
     for batch in alone.loader:
@@ -70,11 +70,11 @@ def test_a_batch_that_was_given_back_comes_once_more_after_the_next() -> None:
     assert seen == [0, 1, 0, 2, 3]
 
 
-def test_inside_its_own_loop_a_loader_is_the_users_own() -> None:
+def test_iterating_the_loader_inside_its_loop_gives_the_users_batches() -> None:
     alone = Alone()
     for _ in alone.loader:
         assert alone.loop.is_iterating
-        assert [int(one) for one in alone.loader] == [0, 1, 2, 3]
+        assert [int(batch) for batch in alone.loader] == [0, 1, 2, 3]
         assert alone.loop.is_iterating
         break
     alone.loop.end_iteration()
@@ -82,7 +82,7 @@ def test_inside_its_own_loop_a_loader_is_the_users_own() -> None:
 
 
 @pytest.mark.parametrize("nonfinite", ["error", "skip"])
-def test_an_update_that_is_not_finite_is_refused_or_left_out(nonfinite: str) -> None:
+def test_a_non_finite_update_is_refused_or_skipped(nonfinite: str) -> None:
     alone = Alone(nonfinite=nonfinite)
     before = float(alone.model.weight)
     alone.model.weight.grad = torch.full((1, 1), float("inf"))
@@ -95,7 +95,7 @@ def test_an_update_that_is_not_finite_is_refused_or_left_out(nonfinite: str) -> 
     assert (alone.exchange.version, alone.exchange.applied(1)) == (1, 0)
 
 
-def test_a_step_is_refused_where_it_has_no_meaning() -> None:
+def test_a_meaningless_step_is_refused() -> None:
     alone = Alone(precision="bf16")
     with pytest.raises(ConfigError, match="the script computes without it"):
         alone.optimizer.step()
@@ -104,7 +104,7 @@ def test_a_step_is_refused_where_it_has_no_meaning() -> None:
         alone.step().weight = -1.0
 
 
-def test_an_evaluation_sums_what_its_function_returns_and_says_what_is_wrong() -> None:
+def test_an_evaluation_sums_results_and_explains_wrong_ones() -> None:
     alone = Alone()
     alone.model.train()
     evaluation = Evaluation(alone.exchange, alone.prepared, 0, CPU)
@@ -121,7 +121,7 @@ def test_an_evaluation_sums_what_its_function_returns_and_says_what_is_wrong() -
         evaluation.totals(lambda _: {"x": 1.0}, alone.loader)  # type: ignore[dict-item]
 
 
-def test_a_script_prepares_once_and_gets_its_objects_back_in_order() -> None:
+def test_prepare_is_called_once_and_returns_objects_in_order() -> None:
     alone = Alone()
     pace = Pace(SoloExchange(), Context(device="cpu"))
     model, optimizer, loader = alone.objects
@@ -135,7 +135,7 @@ def test_a_script_prepares_once_and_gets_its_objects_back_in_order() -> None:
     assert list(pace.epochs(2)) == [0, 1]
 
 
-def test_a_model_that_was_left_on_the_cpu_is_refused_where_batches_are_moved() -> None:
+def test_a_model_on_the_cpu_is_refused_where_batches_are_moved() -> None:
     pace, model = Pace(SoloExchange(), Context(device="cpu")), nn.Linear(2, 2)
     pace.device = torch.device("cuda", 0)
     optimizer, data = torch.optim.SGD(model.parameters(), lr=0.1), [torch.ones(2)] * 4

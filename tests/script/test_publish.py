@@ -1,4 +1,4 @@
-"""Weights that a script changes and publishes: whose count, and what goes on after a stop."""
+"""Weights that a script changes and publishes: whose are used, and what a resumed run has."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def run(folder: Path, who: str = "True", then: str = "", **settings: object) -> 
 
 
 @pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2"])
-def test_the_main_workers_weights_are_what_all_get(protocol: str, tmp_path: Path) -> None:
+def test_all_workers_get_the_main_workers_weights(protocol: str, tmp_path: Path) -> None:
     by_all = run(tmp_path / "all", protocol=protocol)
     in_store = run(tmp_path / "store", protocol=protocol, path="store")
     assert differ(by_all.state, in_store.state) < CLOSE
@@ -87,10 +87,10 @@ def half(out, source, *rest):
 
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("path", ["peers", "store"])
-def test_who_dies_while_it_publishes_alone_has_published_nothing(
+def test_a_worker_that_dies_while_publishing_publishes_nothing(
     path: str, nth: int, tmp_path: Path
 ) -> None:
-    """Nobody else has its weights: all go on with those of the last update, none torn."""
+    """No other worker has its weights: all continue with those of the last update, none torn."""
     by_none = run(tmp_path / "none", "False", path=path)
     (tmp_path / "train.py").write_text(
         STRUCK.format(nth=nth) + SCRIPT.format(who="pace.is_main", then="torch.Tensor.copy_ = half")
@@ -100,36 +100,36 @@ def test_who_dies_while_it_publishes_alone_has_published_nothing(
     assert differ(struck.state, by_none.state) < CLOSE
 
 
-def test_a_checkpoint_between_two_epochs_has_what_was_published(tmp_path: Path) -> None:
-    """The next life of the run begins behind that, and does not publish it again."""
+def test_a_checkpoint_between_epochs_contains_the_published_weights(tmp_path: Path) -> None:
+    """The restarted run begins after that, and does not publish again."""
     whole = run(tmp_path / "whole")
     again = run(
         tmp_path / "again", respawn=True, checkpoint_every="1 epoch", delay=("10ms",),
         fault=("kill worker 0 at update 18", "kill worker 1 at update 18"),
     )  # fmt: skip
-    assert [one.version for one in again.records if isinstance(one, Resumed)] == [16]
+    assert [record.version for record in again.records if isinstance(record, Resumed)] == [16]
     assert differ(again.state, whole.state) < CLOSE
 
 
-def test_another_than_the_main_worker_cannot_publish_alone(tmp_path: Path) -> None:
+def test_only_the_main_worker_can_publish_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"worker 1 called pace\.publish"):
         run(tmp_path / "run", "not pace.is_main")
 
 
 @pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2", "async"])
-def test_an_evaluation_of_other_weights_in_each_worker_is_refused(
+def test_evaluating_different_weights_in_each_worker_is_refused(
     protocol: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="workers evaluate different weights"):
         run(tmp_path / "run", then=EVALUATE, protocol=protocol)
 
 
-def test_an_evaluation_is_of_what_all_workers_have_changed_alike(tmp_path: Path) -> None:
+def test_weights_changed_alike_by_all_workers_are_evaluated(tmp_path: Path) -> None:
     run(tmp_path / "run", then=f"model[2].weight.data.fill_(1.0); {EVALUATE}")
 
 
 @pytest.mark.parametrize("who", ["pace.is_main", "True"])
-def test_before_the_first_epoch_all_evaluate_the_same_weights(who: str, tmp_path: Path) -> None:
+def test_different_weights_before_the_first_epoch_are_refused(who: str, tmp_path: Path) -> None:
     text = SCRIPT.format(who="False", then="")
     change = f"if {who}: model[2].weight.data.fill_(1.0)\n{EVALUATE}\nfor epoch in"
     (tmp_path / "train.py").write_text(text.replace("for epoch in", change))
@@ -141,14 +141,14 @@ def test_before_the_first_epoch_all_evaluate_the_same_weights(who: str, tmp_path
 
 
 @pytest.mark.parametrize("stop", [16, 20], ids=["before it", "after it, in the epoch"])
-def test_a_run_that_goes_on_has_what_was_published_once(stop: int, tmp_path: Path) -> None:
+def test_a_resumed_run_publishes_once(stop: int, tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
     run(tmp_path / "parts", updates=stop)
     resumed = run(tmp_path / "parts", resume=str(tmp_path / "parts" / "run"), updates=32)
     assert all(torch.equal(value, resumed.state[name]) for name, value in whole.state.items())
 
 
-def test_a_model_that_was_not_prepared_is_refused() -> None:
+def test_an_unprepared_model_is_refused() -> None:
     model = nn.Linear(2, 1)
     pace = Pace(SoloExchange(), Context())
     with pytest.raises(ConfigError, match=r"pace.publish\(\) was given a Linear"):
@@ -166,8 +166,8 @@ BEFORE = SCRIPT.replace(
 ).replace("    for x, y in loader:", "for epoch in pace.epochs(4):\n    for x, y in loader:")
 
 
-def test_before_the_loop_a_run_that_goes_on_keeps_what_it_has_trained(tmp_path: Path) -> None:
-    """As with weights that were pretrained, which the script puts there in each of its lives."""
+def test_a_resumed_run_ignores_weights_published_before_the_loop(tmp_path: Path) -> None:
+    """As with pretrained weights, which the script loads in each of its lives."""
     text = BEFORE.format(who="True", then="").replace("0.5 + pace.worker", "0.5")
     states = []
     for name, cuts in (("whole", []), ("cut", [20])):
@@ -177,7 +177,7 @@ def test_before_the_loop_a_run_that_goes_on_keeps_what_it_has_trained(tmp_path: 
         settings = {"workers": 2, "protocol": "full-sync"}
         for number, cut in enumerate([*cuts, 32]):
             more = {"resume": str(folder / "run")} if number else {}
-            found = run_script(folder / "train.py", folder, updates=cut, **settings, **more)
-        states.append(found.state)
+            result = run_script(folder / "train.py", folder, updates=cut, **settings, **more)
+        states.append(result.state)
     for name, value in states[0].items():
         assert torch.equal(value, states[1][name])

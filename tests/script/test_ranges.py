@@ -53,21 +53,21 @@ def twin(num_workers: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("num_workers", [2, 4])
-def test_an_update_averages_one_number_of_each_worker(
+def test_an_update_averages_one_number_per_worker(
     num_workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.py"
     script.write_text(TEXT)
     run = run_script(script, tmp_path, workers=num_workers)
-    assert [set(one.values()) for one in run.used()] == [{1}] * 2
-    assert [len(one) for one in run.used()] == [10] * 2
-    found, wanted = torch.load("end.pt"), twin(num_workers)
+    assert [set(epoch.values()) for epoch in run.used()] == [{1}] * 2
+    assert [len(epoch) for epoch in run.used()] == [10] * 2
+    result, wanted = torch.load("end.pt"), twin(num_workers)
     for key, value in wanted.items():
-        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-12)
+        torch.testing.assert_close(result[key], value, rtol=0, atol=1e-12)
 
 
-def test_one_worker_goes_through_the_range_itself_and_draws_nothing() -> None:
+def test_a_lone_worker_iterates_the_range_and_draws_nothing() -> None:
     worker.start_context(None, Context())  # type: ignore[arg-type]
     pace = paceline.connect()
     model = nn.Linear(2, 1)
@@ -86,7 +86,7 @@ def test_one_worker_goes_through_the_range_itself_and_draws_nothing() -> None:
         (range(4), "global", "prepare(batch='global') with a range: each number is one worker's"),
     ],
 )
-def test_a_range_that_cannot_be_shared_out_is_named(
+def test_a_range_that_cannot_be_shared_is_refused_by_name(
     given: range, batch: str | None, sentence: str
 ) -> None:
     worker.start_context(None, Context())  # type: ignore[arg-type]

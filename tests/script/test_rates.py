@@ -1,4 +1,4 @@
-"""A scaled rate is that of a plain loop, a warm-up is a plain scheduler; neither is silent."""
+"""A scaled rate is that of a plain loop, a warm-up is a plain scheduler; the plan shows both."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,7 +55,7 @@ def warmed_loop(task: Task, lr: float, num_steps: int, start: float) -> State:
 
 @pytest.mark.parametrize(("kind", "factor"), [("linear", 2.0), ("sqrt", 2.0**0.5), ("none", 1.0)])
 @pytest.mark.parametrize("where", [INLINE, PEERS])
-def test_a_task_takes_the_rate_of_the_samples_that_an_update_averages(
+def test_a_tasks_rate_is_scaled_by_the_samples_of_an_update(
     tmp_path: Path, where: dict[str, Any], kind: str, factor: float
 ) -> None:
     run = runs.train(TASK, tmp_path, workers=2, mini_batch_size=BATCH_SIZE, scale_lr=kind, **where)
@@ -63,20 +63,20 @@ def test_a_task_takes_the_rate_of_the_samples_that_an_update_averages(
     assert differ(run.state, plain_loop(large, lr=factor * TASK.learning_rate)) < CLOSE
 
 
-def test_a_global_batch_is_the_tasks_own_with_any_number_of_workers(tmp_path: Path) -> None:
+def test_a_global_batch_needs_no_scaling_with_any_number_of_workers(tmp_path: Path) -> None:
     run = runs.train(TASK, tmp_path, workers=3, scale_lr="linear", **INLINE)
     assert differ(run.state, plain_loop(TASK)) < CLOSE
 
 
 @pytest.mark.parametrize("where", [INLINE, PEERS, {**INLINE, "protocol": "k-sync:2"}], ids=str)
-def test_a_warm_up_is_a_scheduler_that_steps_with_the_updates(
+def test_a_warm_up_is_a_scheduler_stepped_once_an_update(
     tmp_path: Path, where: dict[str, Any]
 ) -> None:
     run = runs.train(TASK, tmp_path, workers=2, warmup="4", **where)
     assert differ(run.state, warmed_loop(TASK, TASK.learning_rate, 4, 0.25)) < CLOSE
 
 
-def test_a_warm_up_of_epochs_begins_at_the_rate_before_scaling(tmp_path: Path) -> None:
+def test_a_warm_up_of_epochs_begins_at_the_unscaled_rate(tmp_path: Path) -> None:
     run = runs.train(
         TASK, tmp_path, workers=2, mini_batch_size=BATCH_SIZE, scale_lr="linear", warmup="1.5ep",
         **INLINE,
@@ -86,18 +86,18 @@ def test_a_warm_up_of_epochs_begins_at_the_rate_before_scaling(tmp_path: Path) -
     assert differ(run.state, warmed_loop(large, 2 * TASK.learning_rate, num_steps, 0.5)) < CLOSE
 
 
-def test_asynchronous_workers_warm_up_by_the_version(tmp_path: Path) -> None:
+def test_asynchronous_workers_warm_up_by_version(tmp_path: Path) -> None:
     run = runs.train(TASK, tmp_path, workers=1, protocol="async", warmup="4", **INLINE)
     assert differ(run.state, warmed_loop(TASK, TASK.learning_rate, 4, 0.25)) < CLOSE
 
 
-def test_an_update_of_local_sgd_has_several_steps_of_a_warm_up(tmp_path: Path) -> None:
+def test_a_local_sgd_update_has_several_warm_up_steps(tmp_path: Path) -> None:
     run = runs.train(TASK, tmp_path, workers=1, protocol="local-sgd:2", warmup="2", **INLINE)
     assert differ(run.state, warmed_loop(TASK, TASK.learning_rate, 4, 0.25)) < CLOSE
 
 
 @pytest.mark.parametrize("where", [INLINE, PEERS])
-def test_a_run_that_goes_on_has_the_rates_of_one_that_was_never_stopped(
+def test_a_resumed_run_has_the_rates_of_one_that_never_stopped(
     tmp_path: Path, where: dict[str, Any]
 ) -> None:
     chosen = {
@@ -117,21 +117,21 @@ def go(**settings: Any) -> None:
     launcher.launch_run(TaskProgram(task=TASK), chosen, QuietObserver())
 
 
-def test_another_scaling_is_another_run(tmp_path: Path) -> None:
+def test_a_run_cannot_be_resumed_with_another_scaling(tmp_path: Path) -> None:
     folder = str(tmp_path / "cut")
     go(engine="inline", workers=2, run_dir=folder, updates=3)
     with pytest.raises(ConfigError, match="scale_lr = linear: it has none"):
         go(resume=folder, scale_lr="linear")
 
 
-def test_a_run_with_a_warm_up_is_not_replayed(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_run_with_a_warm_up_cannot_be_replayed(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     launcher.train("quadratic", workers=2, updates=5, warmup="3", engine="inline", run_dir="run")
     with pytest.raises(ConfigError, match="--warmup 3"):
         replay(Path("run"))
 
 
-def test_the_plan_says_both(tmp_path: Path) -> None:
+def test_the_plan_shows_scaling_and_warm_up(tmp_path: Path) -> None:
     observer = QuietObserver()
     settings = RunSettings(
         workers=2, engine="inline", device="cpu", dry_run=True, mini_batch_size=24,
@@ -212,23 +212,23 @@ def rates_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., l
         (tmp_path / "train.py").write_text(text)
         chosen = {"workers": 2, "engine": "inline", **settings}
         runs.run_script(tmp_path / "train.py", tmp_path, **chosen)
-        found: list[list[float]] = torch.load(tmp_path / "rates.pt")
-        return found
+        result: list[list[float]] = torch.load(tmp_path / "rates.pt")
+        return result
 
     return run
 
 
-def test_every_group_of_a_script_is_scaled_by_its_workers_batches(
+def test_every_parameter_group_of_a_script_is_scaled(
     rates_of: Callable[..., list[list[float]]],
 ) -> None:
     assert rates_of(scale_lr="linear") == [[0.2, 0.1]] * 6
 
 
-def test_a_scheduler_of_the_scripts_own_goes_on_from_the_scaled_rate(
+def test_a_prepared_scheduler_continues_from_the_scaled_rate(
     rates_of: Callable[..., list[list[float]]],
 ) -> None:
-    found = rates_of("lr_scheduler.StepLR(optimizer, 1, gamma=0.5)", scale_lr="linear")
-    assert found == [[0.2, 0.1]] * 3 + [[0.1, 0.05]] * 3
+    result = rates_of("lr_scheduler.StepLR(optimizer, 1, gamma=0.5)", scale_lr="linear")
+    assert result == [[0.2, 0.1]] * 3 + [[0.1, 0.05]] * 3
 
 
 @pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:1"])
@@ -242,14 +242,14 @@ def test_a_scheduler_of_the_scripts_own_goes_on_from_the_scaled_rate(
     ],
     ids=["one", "chain"],
 )
-def test_a_scheduler_that_was_not_prepared_goes_on_from_the_scaled_rate(
+def test_an_unprepared_scheduler_continues_from_the_scaled_rate(
     rates_of: Callable[..., list[list[float]]], scheduler: str, protocol: str
 ) -> None:
-    found = rates_of(scheduler, is_prepared=False, scale_lr="linear", protocol=protocol)
-    assert found == [[0.2, 0.1]] * 3 + [[0.1, 0.05]] * 3
+    result = rates_of(scheduler, is_prepared=False, scale_lr="linear", protocol=protocol)
+    assert result == [[0.2, 0.1]] * 3 + [[0.1, 0.05]] * 3
 
 
-def test_a_scheduler_of_rates_of_its_own_is_refused_where_it_was_not_prepared(
+def test_an_unprepared_scheduler_with_its_own_rates_is_refused(
     rates_of: Callable[..., list[list[float]]],
 ) -> None:
     with pytest.raises((ConfigError, WorkerError), match="the rates of OneCycleLR"):
@@ -258,11 +258,13 @@ def test_a_scheduler_of_rates_of_its_own_is_refused_where_it_was_not_prepared(
         )
 
 
-def test_a_script_is_warmed_up_in_each_group(rates_of: Callable[..., list[list[float]]]) -> None:
-    found = rates_of(scale_lr="linear", warmup="4")
+def test_a_script_warms_up_in_each_parameter_group(
+    rates_of: Callable[..., list[list[float]]],
+) -> None:
+    results = rates_of(scale_lr="linear", warmup="4")
     wanted = [0.1, 0.125, 0.15, 0.175, 0.2, 0.2]
-    for one, rate in zip(found, wanted, strict=True):
-        assert one == pytest.approx([rate, rate / 2])
+    for rates, rate in zip(results, wanted, strict=True):
+        assert rates == pytest.approx([rate, rate / 2])
 
 
 @pytest.mark.parametrize(
@@ -288,7 +290,7 @@ def test_a_script_is_warmed_up_in_each_group(rates_of: Callable[..., list[list[f
     ],
     ids=lambda value: str(value)[:30],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_by_name(
+def test_unsupported_settings_are_refused_by_name(
     rates_of: Callable[..., list[list[float]]],
     scheduler: str,
     inside: str,
@@ -301,23 +303,23 @@ def test_what_cannot_be_is_refused_by_name(
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:1"])
-def test_a_warm_up_of_epochs_is_refused_where_a_batch_has_no_step(
+def test_a_warm_up_of_epochs_is_refused_where_steps_per_epoch_are_unknown(
     rates_of: Callable[..., list[list[float]]], workers: int, protocol: str
 ) -> None:
-    """Nobody knows how many updates an epoch has then."""
+    """The number of updates in an epoch is unknown then."""
     with pytest.raises((ConfigError, WorkerError), match="1ep: this script does not step its opt"):
         rates_of(warmup="1ep", workers=workers, protocol=protocol, accumulates=True)
 
 
-def test_a_warm_up_of_updates_is_for_a_script_that_accumulates_by_hand(
+def test_a_warm_up_of_updates_works_with_accumulation_by_hand(
     rates_of: Callable[..., list[list[float]]],
 ) -> None:
-    found = rates_of(warmup="1", workers=1, accumulates=True)
-    assert found[-1] == pytest.approx([0.1, 0.05])
+    results = rates_of(warmup="1", workers=1, accumulates=True)
+    assert results[-1] == pytest.approx([0.1, 0.05])
 
 
 @pytest.mark.parametrize("every", [1, 2])
-def test_a_worker_alone_is_refused_the_same(every: int) -> None:
+def test_a_lone_worker_gets_the_same_refusals(every: int) -> None:
     pace = Pace(SoloExchange(), Context(device="cpu", warmup="1ep"))
     model, data = nn.Linear(2, 1), [torch.ones(2) for _ in range(8)]
     model, optimizer, loader = pace.prepare(
@@ -342,7 +344,7 @@ def test_a_worker_alone_is_refused_the_same(every: int) -> None:
 # -- the parts -------------------------------------------------------------------------------------
 
 
-def test_a_length_reads_as_epochs_or_updates() -> None:
+def test_a_length_is_read_as_epochs_or_updates() -> None:
     assert read_length("5ep") == Length(5.0, 0)
     assert read_length("0.5ep") == Length(0.5, 0)
     assert read_length("200") == Length(0.0, 200)
@@ -350,12 +352,12 @@ def test_a_length_reads_as_epochs_or_updates() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "0ep", "-3", "2.5", "5 epochs", "ep", "", "1e3", "nan"])
-def test_what_is_no_length_is_refused(text: str) -> None:
+def test_an_invalid_length_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="5ep"):
         RunSettings(warmup=text)
 
 
-def test_nothing_is_changed_where_a_scheduler_is_refused() -> None:
+def test_a_refused_scheduler_leaves_the_rates_unchanged() -> None:
     model = nn.Linear(2, 2)
     optimizer = SGD(model.parameters(), lr=0.1)
     cycle = lr_scheduler.CyclicLR(optimizer, 0.1, 0.5)
@@ -364,7 +366,7 @@ def test_nothing_is_changed_where_a_scheduler_is_refused() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
-def test_chains_are_scaled_through_and_a_tensor_stays_the_same() -> None:
+def test_chained_schedulers_are_scaled_and_a_tensor_rate_stays_the_same_object() -> None:
     model = nn.Linear(2, 2)
     rate = torch.tensor(0.1)
     optimizer = SGD(model.parameters(), lr=rate)
@@ -378,17 +380,17 @@ def test_chains_are_scaled_through_and_a_tensor_stays_the_same() -> None:
     )
     scale([optimizer], [chain], 4.0)
     assert optimizer.param_groups[0]["lr"] is rate
-    found = []
+    results = []
     for _ in range(4):
-        found.append(float(rate))
+        results.append(float(rate))
         optimizer.step()
         chain.step()
-    assert found == pytest.approx([0.2, 0.3, 0.4, 0.2])
+    assert results == pytest.approx([0.2, 0.3, 0.4, 0.2])
 
 
-def test_a_tensor_that_several_groups_have_is_scaled_once() -> None:
+def test_a_rate_tensor_shared_by_groups_is_scaled_once() -> None:
     model, rate = nn.Linear(2, 2), torch.tensor(0.1)
-    optimizer = SGD([{"params": [one]} for one in model.parameters()], lr=rate)
+    optimizer = SGD([{"params": [parameter]} for parameter in model.parameters()], lr=rate)
     schedule = lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     scale([optimizer], [schedule], 4.0)
     assert float(rate) == pytest.approx(0.4)
@@ -397,7 +399,7 @@ def test_a_tensor_that_several_groups_have_is_scaled_once() -> None:
     assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.4, 0.4])
 
 
-def test_a_warm_up_grows_to_the_rate_that_the_optimizer_has_now() -> None:
+def test_a_warm_up_ends_at_the_optimizers_current_rate() -> None:
     """Also where its state was loaded, and has the first rate of another run."""
     optimizer = SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     optimizer.param_groups[0]["initial_lr"] = 10.0
@@ -405,7 +407,7 @@ def test_a_warm_up_grows_to_the_rate_that_the_optimizer_has_now() -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
 
 
-def test_the_ramp_begins_at_its_start_and_ends_at_one() -> None:
+def test_the_ramp_goes_from_its_start_to_one() -> None:
     assert [ramp(step, num_steps=4, start=0.5) for step in range(6)] == [
         0.5, 0.625, 0.75, 0.875, 1.0, 1.0,
     ]  # fmt: skip
@@ -437,7 +439,9 @@ for epoch in pace.epochs(3):
 
 
 @pytest.mark.parametrize("protocol", ["full-sync", "k-sync:1", "async"])
-def test_a_rate_that_each_sets_between_epochs_is_refused(tmp_path: Path, protocol: str) -> None:
+def test_rates_that_workers_set_differently_between_epochs_are_refused(
+    tmp_path: Path, protocol: str
+) -> None:
     (tmp_path / "train.py").write_text(BY_OWN_LOSS)
     with pytest.raises(ConfigError, match="0 and 1 begin an epoch with different optimizer sett"):
         runs.run_script(tmp_path / "train.py", tmp_path, workers=2, protocol=protocol)

@@ -1,4 +1,4 @@
-"""A scheduler is stepped once an update that counted, whoever calls it."""
+"""A scheduler is stepped once per counted update, whichever member calls it."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from runs import run_script
 
 
 class Words:
-    """What all members see, here without shared memory."""
+    """Words that all members see, here without shared memory."""
 
     rhythm = count = end = 0
     argument = float("nan")
@@ -34,14 +34,14 @@ class Member:
         self.place = place = LoopPlace(
             self.exchange, lambda: True, is_lockstep=is_lockstep, is_local=False
         )
-        one: Schedule = (
+        schedule: Schedule = (
             LocalSchedule(self.scheduler, place, self.tell)
             if words is None
             else SharedSchedule(self.scheduler, place, self.tell, words)
         )
         self.num_told = 0
         self.schedules = Schedules(
-            [one], [self.optimizer], place, self.tell, is_alone=False, skips=True
+            [schedule], [self.optimizer], place, self.tell, is_alone=False, skips=True
         )
         self.schedules.open()
         self.schedules.opened()
@@ -50,7 +50,7 @@ class Member:
         self.num_told += 1
 
     def step(self, *, is_skipped: bool = False) -> None:
-        """One of its optimizer."""
+        """A step of its optimizer."""
         self.optimizer.step()
         self.schedules.begin_step(self.exchange.version, found_inf=False, has_scaled=False)
         self.exchange.skip() if is_skipped else self.exchange.push()
@@ -62,7 +62,7 @@ class Member:
 
 
 @pytest.mark.parametrize("words", [None, Words])
-def test_a_step_after_a_skipped_update_is_not_counted(words: Any) -> None:
+def test_a_skipped_update_does_not_step_the_scheduler(words: Any) -> None:
     member = Member(words and words())
     rates = []
     for is_skipped in (False, False, True, False):
@@ -72,7 +72,7 @@ def test_a_step_after_a_skipped_update_is_not_counted(words: Any) -> None:
     assert rates == [0.5, 0.25, 0.25, 0.125]
 
 
-def test_who_took_no_part_takes_the_steps_that_others_noted() -> None:
+def test_an_absent_member_takes_the_steps_that_others_recorded() -> None:
     words = Words()
     first, second = Member(words, is_lockstep=False), Member(words, is_lockstep=False)
     first.step()
@@ -82,7 +82,7 @@ def test_who_took_no_part_takes_the_steps_that_others_noted() -> None:
     assert (first.rate, second.rate) == (0.5, 0.5)
 
 
-def test_another_rhythm_is_refused_where_members_are_not_in_step() -> None:
+def test_another_rhythm_is_refused_without_lockstep() -> None:
     member = Member(Words(), is_lockstep=False)
     member.step()
     member.scheduler.step()
@@ -90,7 +90,7 @@ def test_another_rhythm_is_refused_where_members_are_not_in_step() -> None:
         member.scheduler.step()
 
 
-def test_a_member_that_comes_later_stands_where_the_others_do() -> None:
+def test_a_late_member_starts_at_the_others_scheduler_step() -> None:
     words = Words()
     first = Member(words)
     first.step()
@@ -102,7 +102,7 @@ def test_a_member_that_comes_later_stands_where_the_others_do() -> None:
     assert later.schedules.marks()[0][0] == first.schedules.marks()[0][0] == 1
 
 
-def test_its_state_is_that_of_plain_torch() -> None:
+def test_the_scheduler_state_is_that_of_plain_torch() -> None:
     member = Member()
     plain = StepLR(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), 1, gamma=0.5)
     assert member.scheduler.state_dict().keys() == plain.state_dict().keys()
@@ -137,12 +137,12 @@ for epoch in pace.epochs(2):
 """
 
 
-def test_a_step_that_nobody_made_says_nothing_of_the_rhythm(
+def test_missed_steps_are_not_taken_for_a_rhythm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "late.py").write_text(LATE)
     run_script(tmp_path / "late.py", tmp_path, workers=2, protocol="k-sync:1")
     for worker in range(2):
-        rates = [float(one) for one in (tmp_path / f"rates-{worker}.txt").read_text().split()]
+        rates = [float(word) for word in (tmp_path / f"rates-{worker}.txt").read_text().split()]
         assert rates == pytest.approx([0.3 * 0.5**4, 0.3 * 0.5**8])

@@ -1,4 +1,4 @@
-"""What a run says of a script that several workers do not share as the user may think."""
+"""What a run reports about a script that workers do not share as the user may think."""
 
 from pathlib import Path
 
@@ -18,17 +18,17 @@ def _run(name: str, folder: Path, **settings: object) -> Run:
 @pytest.mark.parametrize(
     ("engine", "path"), [("local", "store"), ("local", "peers"), ("inline", "store")]
 )
-def test_a_second_loader_in_the_loop_is_said_once(tmp_path: Path, engine: str, path: str) -> None:
+def test_a_second_loader_in_the_loop_is_noted_once(tmp_path: Path, engine: str, path: str) -> None:
     run = _run("zipped", tmp_path, protocol="full-sync", engine=engine, path=path)
-    [note] = [one for one in run.notes if "DataLoader" in one]
+    [note] = [note for note in run.notes if "DataLoader" in note]
     assert note.startswith("a second DataLoader, of 80 samples, is used inside the loop")
     assert "other = pace.prepare(other)" in note
 
 
 @pytest.mark.parametrize("name", ["by_hand", "nested", "sgd"])
-def test_a_loader_that_trains_nothing_is_not(tmp_path: Path, name: str) -> None:
+def test_a_loader_that_trains_nothing_is_not_noted(tmp_path: Path, name: str) -> None:
     run = _run(name, tmp_path, protocol="full-sync")
-    assert not [one for one in run.notes if "DataLoader" in one]
+    assert not [note for note in run.notes if "DataLoader" in note]
 
 
 COUNTS = """
@@ -49,7 +49,7 @@ for _ in pace.epochs(1):
 """
 
 
-def test_a_script_that_counts_on_the_whole_batch_is_told_of_the_mini_batch(tmp_path: Path) -> None:
+def test_a_script_that_expects_the_whole_batch_is_told_of_the_mini_batch(tmp_path: Path) -> None:
     script = tmp_path / "counts.py"
     script.write_text(COUNTS.format(batch="global"))
     with pytest.raises(WorkerError, match=r"batch of 12 is shared by 2 .*batch='per-worker'"):
@@ -87,7 +87,7 @@ for x in loader:
 
 
 @pytest.mark.parametrize("size", [0, 1])
-def test_a_buffer_that_forward_resizes_is_not_taken_for_a_batch(tmp_path: Path, size: int) -> None:
+def test_a_buffer_resized_by_forward_is_not_taken_for_a_batch(tmp_path: Path, size: int) -> None:
     script = tmp_path / "resizing.py"
     script.write_text(RESIZING.format(size=size))
     with pytest.raises(PacelineError, match="call the model once with a batch before") as caught:
@@ -121,14 +121,14 @@ while steps < {steps}:
 """
 
 
-def test_a_loop_that_counts_more_batches_than_it_gets_is_told_why(tmp_path: Path) -> None:
+def test_a_loop_that_asks_for_too_many_batches_is_told_why(tmp_path: Path) -> None:
     script = tmp_path / "counts.py"
     script.write_text(OWN_COUNT.format(steps=40, begins_anew=False))
     with pytest.raises(WorkerError, match=r"StopIteration:(.|\n)*for batch in loader"):
         run_script(script, tmp_path, workers=2, protocol="k-batch-async:2")
 
 
-def test_a_generator_that_takes_more_batches_than_it_gets_is_told_why(tmp_path: Path) -> None:
+def test_a_generator_that_asks_for_too_many_batches_is_told_why(tmp_path: Path) -> None:
     text = OWN_COUNT.format(steps=40, begins_anew=False)
     text = text.replace(
         "batches, steps = iter(loader)",
@@ -178,22 +178,22 @@ for epoch in pace.epochs(3):
         ("local-sgd:2", "number", False),
     ],
 )
-def test_a_rate_by_a_count_of_each_workers_own_is_said(
+def test_a_rate_set_by_a_per_worker_count_is_noted(
     tmp_path: Path, protocol: str, count: str, *, is_said: bool
 ) -> None:
     (tmp_path / "train.py").write_text(BY_HAND.replace("COUNT", count))
     run = run_script(tmp_path / "train.py", tmp_path, workers=2, protocol=protocol, engine="inline")
-    found = [one for one in run.notes if "changed by hand inside the loop" in one]
-    assert len(found) == is_said
+    notes = [note for note in run.notes if "changed by hand inside the loop" in note]
+    assert len(notes) == is_said
 
 
-def test_a_worker_whose_script_is_over_while_others_train_on_is_said(tmp_path: Path) -> None:
+def test_a_worker_that_ends_while_others_train_is_noted(tmp_path: Path) -> None:
     script = tmp_path / "counts.py"
     script.write_text(OWN_COUNT.format(steps=24, begins_anew=True))
     run = run_script(
         script, tmp_path, workers=2, protocol="k-batch-async:2", slow=("1=5x",), delay=("20ms",)
     )
-    [note] = [one for one in run.notes if "is over" in one]
+    [note] = [note for note in run.notes if "is over" in note]
     assert note.startswith("worker 0's script is over, and others train on")
 
 
@@ -217,10 +217,10 @@ if __name__ == "__main__":
 """
 
 
-def test_a_worker_that_starts_processes_which_train_is_refused(tmp_path: Path) -> None:
-    """Each would train the whole of it by itself, and nobody would say so."""
+def test_a_worker_that_spawns_training_processes_is_refused(tmp_path: Path) -> None:
+    """Each would silently train the whole by itself."""
     (tmp_path / "train.py").write_text(SPAWNS)
     with pytest.raises(WorkerError, match="failed at"):
         run_script(tmp_path / "train.py", tmp_path, workers=2, has_ranks=False)
-    [said] = [one.read_text() for one in (tmp_path / "run" / "logs").glob("worker-*.error")]
-    assert "started by multiprocessing, which would train once more" in said
+    [text] = [path.read_text() for path in (tmp_path / "run" / "logs").glob("worker-*.error")]
+    assert "started by multiprocessing, which would train once more" in text

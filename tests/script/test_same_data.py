@@ -64,14 +64,14 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("how", DIFFERENT)
-def test_workers_whose_data_differ_are_refused_by_the_sample(how: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="workers 0 and 1 have different data: sample ") as said:
+def test_workers_with_different_data_are_refused_by_sample(how: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="workers 0 and 1 have different data: sample ") as caught:
         run(tmp_path, before=DIFFERENT[how])
     for words in ("random_split", "before paceline.connect()", "manual_seed(0)", "sorted("):
-        assert words in str(said.value)
+        assert words in str(caught.value)
 
 
-def test_also_where_loader_workers_fetch_and_in_processes(tmp_path: Path) -> None:
+def test_different_data_are_refused_with_loader_workers_and_processes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="have different data: sample "):
         run(tmp_path, before=DIFFERENT["split"], options="num_workers=1", engine="local")
 
@@ -82,7 +82,7 @@ def test_data_split_by_worker_are_refused(tmp_path: Path) -> None:
         run(tmp_path, after=after)
 
 
-def test_data_of_different_lengths_are_refused_by_their_lengths(tmp_path: Path) -> None:
+def test_data_of_different_lengths_are_refused_by_length(tmp_path: Path) -> None:
     after = "data = Subset(data, range(40 - 8 * pace.worker))"
     with pytest.raises(ConfigError, match="workers 0 and 1 have different data: 40 and 32 samples"):
         run(tmp_path, after=after)
@@ -100,12 +100,12 @@ def test_data_of_different_lengths_are_refused_by_their_lengths(tmp_path: Path) 
         "data = Described(data, random)",
     ],
 )
-def test_equal_data_are_let_through(before: str, tmp_path: Path) -> None:
-    """Also those whose samples have random numbers of their own: they are not compared."""
+def test_equal_data_are_accepted(before: str, tmp_path: Path) -> None:
+    """Also data whose samples are random: they are not compared."""
     assert run(tmp_path, before=before).summary.updates in (4, 5)
 
 
-def test_a_sampler_that_shares_samples_out_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_distributed_sampler_is_refused_by_name(tmp_path: Path) -> None:
     options = "sampler=DistributedSampler(data, pace.num_workers, pace.worker)"
     with pytest.raises(ConfigError, match=r"DistributedSampler.*leave it out: Paceline shares the"):
         run(tmp_path, options=options)

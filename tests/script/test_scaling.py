@@ -1,6 +1,6 @@
 """All workers have one loss scale, and it is the one that a plain loop would have.
 
-The scale is data of a version: whoever executes an update brings it forward.
+The scale belongs to a version: the worker that executes an update advances it.
 """
 
 from pathlib import Path
@@ -33,9 +33,7 @@ def _run(case: str, folder: Path, **settings: Any) -> tuple[Run, list[dict[str, 
 
 
 @pytest.mark.parametrize("where", ANYWHERE, ids=str)
-def test_every_workers_scales_are_those_of_the_plain_loop(
-    tmp_path: Path, where: dict[str, str]
-) -> None:
+def test_every_workers_scales_match_the_plain_loop(tmp_path: Path, where: dict[str, str]) -> None:
     """One of two workers overflows in each epoch; the scale grows in between, in both."""
     _, results = _run("growing", tmp_path, **where)
     plain = scaling.CASES["growing"](loops.Plain())
@@ -50,7 +48,7 @@ def test_every_workers_scales_are_those_of_the_plain_loop(
     "settings",
     [
         *ANYWHERE,
-        # The delay lets nobody take an epoch before the other has begun.
+        # With the delay no worker completes an epoch before the other has started.
         {"protocol": "k-batch-async:2", "delay": ("20ms",)},
         {"protocol": "k-batch-async:2", "engine": "inline"},
         {"protocol": "async", "delay": ("20ms",)},
@@ -58,7 +56,7 @@ def test_every_workers_scales_are_those_of_the_plain_loop(
     ],
     ids=str,
 )
-def test_after_an_overflow_in_one_worker_all_have_the_same_scale(
+def test_an_overflow_in_one_worker_lowers_the_scale_of_all(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     _, results = _run("one overflow", tmp_path, **settings)
@@ -67,7 +65,7 @@ def test_after_an_overflow_in_one_worker_all_have_the_same_scale(
 
 
 @pytest.mark.parametrize(("case", "engine"), [("one overflow", "inline"), ("lingering", "local")])
-def test_a_superseded_step_follows(tmp_path: Path, case: str, engine: str) -> None:
+def test_a_superseded_worker_follows_the_scale(tmp_path: Path, case: str, engine: str) -> None:
     """Lingering: also before the worker's own scaler has made a step."""
     _, results = _run(case, tmp_path, protocol="k-sync:1", engine=engine)
     assert results[1]["left"].tolist()[:3] == [1, 1, 1]
@@ -75,21 +73,21 @@ def test_a_superseded_step_follows(tmp_path: Path, case: str, engine: str) -> No
     assert results[0]["scales"].tolist()[-1] == results[1]["scales"].tolist()[-1] == 512.0
 
 
-def test_pushes_of_the_same_old_scale_make_it_fall_once(tmp_path: Path) -> None:
+def test_pushes_computed_with_one_old_scale_lower_it_once(tmp_path: Path) -> None:
     """Both first pushes overflow; the second is late, computed with the scale that fell since."""
     run, results = _run("overflow in all", tmp_path, protocol="async", engine="inline")
-    assert [one.is_finite for one in run.pushes][:3] == [False, False, True]
-    assert [one.ticket.version for one in run.pushes][:2] == [0, 0]
+    assert [push.is_finite for push in run.pushes][:3] == [False, False, True]
+    assert [push.ticket.version for push in run.pushes][:2] == [0, 0]
     assert [float(result["scales"][-1]) for result in results] == [512.0, 512.0]
 
 
-def test_workers_of_local_sgd_scale_for_themselves(tmp_path: Path) -> None:
+def test_local_sgd_workers_have_their_own_scales(tmp_path: Path) -> None:
     """They step for themselves: what one worker's gradients can bear says nothing of another's."""
     _, results = _run("one overflow", tmp_path, protocol="local-sgd:2")
     assert [float(result["scales"][-1]) for result in results] == [512.0, 1024.0]
 
 
-def test_one_worker_keeps_torchs_own_scaler(tmp_path: Path) -> None:
+def test_a_lone_worker_keeps_torchs_own_scaler(tmp_path: Path) -> None:
     """By ``python train.py`` and by a launcher, a scale that is set by hand included."""
     forked.run([SCRIPT, "set by hand", tmp_path]).check_returncode()
     alone = torch.load(tmp_path / "set by hand-0.pt")
@@ -106,13 +104,13 @@ def test_one_worker_keeps_torchs_own_scaler(tmp_path: Path) -> None:
         ("other rule", r"\(2.0, 0.5, 1\), the run began with \(2.0, 0.5, 2000\).*in all of them"),
     ],
 )
-def test_a_scale_of_one_workers_own_is_refused(tmp_path: Path, case: str, words: str) -> None:
+def test_a_scale_set_by_one_worker_is_refused(tmp_path: Path, case: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         _run(case, tmp_path, engine="inline")
 
 
-def test_who_takes_a_job_over_comes_to_the_same_scale() -> None:
-    """The holder may die when the scale is written and the version is not."""
+def test_a_worker_that_takes_over_a_job_computes_the_same_scale() -> None:
+    """The holder may die after the scale is written and before the version is."""
     scales = LossScales(Control(PrivateMemory(control_bytes(2)), 2))
     assert scales.bring(1, is_update=True, overflow_version=NO_OVERFLOW) is None
     rule = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2}
@@ -128,8 +126,8 @@ def test_who_takes_a_job_over_comes_to_the_same_scale() -> None:
     assert seen == [(8.0, 1), (16.0, 0), (16.0, 1), (8.0, 0), (8.0, 1), (16.0, 0)]
 
 
-def test_a_death_before_the_version_stands_leaves_its_scale(tmp_path: Path) -> None:
-    """Worker 1 is the last to push, so updates are its to make; worker 0 does one again."""
+def test_a_death_before_the_version_is_written_leaves_its_scale(tmp_path: Path) -> None:
+    """Worker 1 pushes last and so makes the updates; worker 0 repeats one."""
     settings = {"workers": 2, "protocol": "full-sync", "path": "store", "slow": ("1=5x",)}
     run = run_script(SCRIPT, tmp_path, "dying", str(tmp_path), **settings)
     assert run.left == ["killed by signal 9"]
@@ -139,7 +137,7 @@ def test_a_death_before_the_version_stands_leaves_its_scale(tmp_path: Path) -> N
     assert result["tracker"] == plain["tracker"]
 
 
-def test_an_update_that_is_left_out_for_another_reason_changes_no_scale() -> None:
+def test_an_update_skipped_for_another_reason_changes_no_scale() -> None:
     scale = LossScale(
         value=8.0, growth_tracker=1, growth_factor=2.0, backoff_factor=0.5, growth_interval=2
     )

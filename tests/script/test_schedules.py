@@ -21,7 +21,7 @@ CLOSE = 1e-9
 
 
 def _run(case: str, folder: Path, **settings: Any) -> list[dict[str, Any]]:
-    """What each worker came to."""
+    """Each worker's result."""
     settings = {"workers": 2, "protocol": "full-sync", **settings}
     run_script(SCRIPT, folder, case, str(folder), **settings)
     paths = [folder / f"result-{seat}.pt" for seat in range(settings["workers"])]
@@ -51,7 +51,7 @@ def assert_close(one: Any, other: Any, close: float = CLOSE) -> None:
 
 
 @pytest.mark.parametrize("case", scheduled.CASES)
-def test_one_worker_is_plain_pytorch_to_the_last_bit(case: str) -> None:
+def test_a_lone_worker_matches_plain_pytorch_bit_for_bit(case: str) -> None:
     alone = scheduled.run(Pace(SoloExchange(), Context()), case)
     plain = _plain(case)
     alone.pop("version"), plain.pop("version")
@@ -59,7 +59,7 @@ def test_one_worker_is_plain_pytorch_to_the_last_bit(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", scheduled.CASES)
-def test_full_sync_steps_each_where_plain_pytorch_does(tmp_path: Path, case: str) -> None:
+def test_full_sync_steps_each_scheduler_where_plain_pytorch_does(tmp_path: Path, case: str) -> None:
     plain = _plain(case)
     for result in _run(case, tmp_path, **INLINE):
         for key in ("parameters", "rates", "momenta", "states"):
@@ -68,7 +68,9 @@ def test_full_sync_steps_each_where_plain_pytorch_does(tmp_path: Path, case: str
 
 @pytest.mark.parametrize("where", [PEERS, STORE], ids=str)
 @pytest.mark.parametrize("case", ["each", "two rhythms", "every fourth, first", "plateau inside"])
-def test_live_workers_do_so_too(tmp_path: Path, case: str, where: dict[str, str]) -> None:
+def test_live_workers_step_each_scheduler_where_plain_pytorch_does(
+    tmp_path: Path, case: str, where: dict[str, str]
+) -> None:
     plain = _plain(case)
     for result in _run(case, tmp_path, **where):
         for key in ("parameters", "rates", "momenta", "states"):
@@ -98,7 +100,7 @@ def test_a_worker_without_a_mini_batch_in_the_last_update_agrees(
     "protocol", ["k-sync:1", "async", "k-batch-async:2", "stale-synchronous:1"]
 )
 @pytest.mark.parametrize("case", ["each", "each, before", "one cycle / uneven", "two rhythms"])
-def test_elsewhere_a_rate_is_a_function_of_the_version(
+def test_without_lockstep_a_rate_is_a_function_of_the_version(
     tmp_path: Path, case: str, protocol: str
 ) -> None:
     name = case.partition(" / ")[0]
@@ -114,7 +116,7 @@ def test_elsewhere_a_rate_is_a_function_of_the_version(
 
 
 def _rates_after(name: str, number: int) -> list[list[float]]:
-    """Those of plain PyTorch after so many updates in as many epochs."""
+    """Rates of plain PyTorch after ``number`` updates in as many epochs."""
     case = scheduled.CASES[name]
     _, optimizer, _ = scheduled.make(8)
     own = case["made"](optimizer)
@@ -127,7 +129,7 @@ def _rates_after(name: str, number: int) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("case", scheduled.OTHER)
-def test_there_another_rhythm_is_refused_by_name(tmp_path: Path, case: str) -> None:
+def test_without_lockstep_another_rhythm_is_refused_by_name(tmp_path: Path, case: str) -> None:
     with pytest.raises(ConfigError, match=r"worker \d steps \w+ .* inside the loop; .*full-sync"):
         _run(case, tmp_path, engine="inline", protocol="k-sync:1")
 
@@ -144,7 +146,7 @@ def test_local_steps_are_followed_one_by_one(
 
 
 def _rates_of_steps(case: str, num_steps: int, number: int) -> list[list[float]]:
-    """Those of a plain loop of so many steps an epoch."""
+    """Rates of a plain loop of ``num_steps`` steps an epoch."""
     _, optimizer, _ = scheduled.make(8)
     own, rates = scheduled.CASES[case]["made"](optimizer), []
     for epoch in range(scheduled.EPOCHS):
@@ -167,14 +169,14 @@ def _rates_of_steps(case: str, num_steps: int, number: int) -> list[list[float]]
     ],
 )
 @pytest.mark.parametrize("where", [PEERS, INLINE], ids=str)
-def test_what_cannot_be_carried_is_refused_by_name(
+def test_unsupported_schedulers_are_refused_by_name(
     tmp_path: Path, case: str, says: str, where: dict[str, str]
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         _run(case, tmp_path, **where)
 
 
-def test_nothing_is_put_on_the_scheduler_of_one_worker() -> None:
+def test_a_lone_workers_scheduler_is_left_unchanged() -> None:
     model, optimizer, loader = scheduled.make(80)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     before = dict(vars(scheduler))
@@ -183,7 +185,7 @@ def test_nothing_is_put_on_the_scheduler_of_one_worker() -> None:
 
 
 @pytest.mark.parametrize("where", [{"workers": 1}, INLINE, PEERS, STORE], ids=str)
-def test_a_state_can_be_pickled_and_is_that_of_plain_pytorch(
+def test_a_scheduler_state_can_be_pickled_and_is_plain_pytorchs(
     tmp_path: Path, where: dict[str, Any]
 ) -> None:
     """The states are saved with ``torch.save`` by every case."""
@@ -205,7 +207,7 @@ SCALED = ["scaled, each", "scaled, looking, each", "scaled, twice", "scaled, res
 
 @pytest.mark.parametrize("where", [INLINE, PEERS, STORE], ids=str)
 @pytest.mark.parametrize("case", SCALED)
-def test_with_a_scaler_of_its_own_a_script_counts_as_it_says(
+def test_a_script_with_its_own_scaler_counts_steps_as_written(
     tmp_path: Path, case: str, where: dict[str, str]
 ) -> None:
     plain = _plain(case)
@@ -214,16 +216,14 @@ def test_with_a_scaler_of_its_own_a_script_counts_as_it_says(
 
 
 @pytest.mark.parametrize("case", SCALED)
-def test_so_does_one_worker_to_the_last_bit(case: str) -> None:
+def test_a_lone_worker_with_its_own_scaler_matches_bit_for_bit(case: str) -> None:
     alone = scheduled.run(Pace(SoloExchange(), Context()), case)
     assert_close(alone, _plain(case), 0.0)
 
 
 @pytest.mark.parametrize(("made", "num_counted"), [("each", 9), ("every fourth, last", 2)])
-def test_one_worker_does_not_count_an_update_that_paceline_skipped(
-    made: str, num_counted: int
-) -> None:
-    """The gradient of the fourth batch is inf: a scheduler that steps every fourth goes on."""
+def test_a_lone_worker_does_not_count_a_skipped_update(made: str, num_counted: int) -> None:
+    """The gradient of the fourth batch is inf: a scheduler that steps on every fourth continues."""
     model, optimizer, loader = scheduled.make(80)
     own = scheduled.CASES[made]["made"](optimizer)
     pace = Pace(SoloExchange(), Context(nonfinite="skip"))

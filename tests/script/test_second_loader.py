@@ -1,4 +1,4 @@
-"""A second prepared loader: with each mini-batch the same share of the batch that belongs to it."""
+"""A second prepared loader: each mini-batch comes with the same share of the matching batch."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,10 +124,12 @@ def run(folder: Path, patch: pytest.MonkeyPatch, loop: str, **options: Any) -> R
 
 
 def used(folder: Path) -> list[tuple[list[int], list[int]]]:
-    """The mini-batches of all workers, each with what came beside it."""
-    lines = [line for one in folder.glob("used-*.txt") for line in one.read_text().splitlines()]
+    """The mini-batches of all workers, each with its second batch."""
+    lines = [line for path in folder.glob("used-*.txt") for line in path.read_text().splitlines()]
     pairs = [line.split("|") for line in lines]
-    return [([int(one) for one in a.split()], [int(one) for one in b.split()]) for a, b in pairs]
+    return [
+        ([int(word) for word in a.split()], [int(word) for word in b.split()]) for a, b in pairs
+    ]
 
 
 def data(number: int, seed: int) -> TensorDataset:
@@ -146,8 +148,8 @@ def drawn(seed: int, number: int, num: int, size: int, *, shuffle: bool) -> list
 
 
 def endless(each: Iterator[list[list[int]]]) -> Iterator[list[int]]:
-    for one in each:
-        yield from one
+    for batches in each:
+        yield from batches
 
 
 def twin(how: str, *, shuffle: bool, size: int = 8, num_b: int = 32) -> dict[str, Tensor]:
@@ -175,7 +177,7 @@ def twin(how: str, *, shuffle: bool, size: int = 8, num_b: int = 32) -> dict[str
             beside = (model(b[next(others)]) - 1).square().mean()
             (model(a[batch]).square().mean() + 2 * beside).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    return {name: one.clone() for name, one in model.state_dict().items()}
+    return {name: value.clone() for name, value in model.state_dict().items()}
 
 
 LOOPS = {
@@ -190,17 +192,17 @@ LOOPS = {
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("name", LOOPS)
-def test_full_sync_is_its_plain_twin(
+def test_full_sync_matches_plain_pytorch(
     name: str, workers: int, shuffle: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, how = LOOPS[name]
     run(tmp_path, monkeypatch, loop, workers=workers, shuffle=shuffle, options=f"{shuffle=}")
-    found = torch.load(tmp_path / "found.pt")
-    assert differ(found, twin(how, shuffle=shuffle)) < CLOSE
+    result = torch.load(tmp_path / "found.pt")
+    assert differ(result, twin(how, shuffle=shuffle)) < CLOSE
 
 
 @pytest.mark.parametrize("path", ["peers", "store"])
-def test_workers_in_processes_are_its_plain_twin(
+def test_workers_in_processes_match_plain_pytorch(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loader worker fetches for each of the two."""
@@ -210,7 +212,7 @@ def test_workers_in_processes_are_its_plain_twin(
     assert differ(torch.load(tmp_path / "found.pt"), twin("once", shuffle=True)) < CLOSE
 
 
-def test_alone_it_is_the_users_own_loader() -> None:
+def test_a_lone_worker_gets_the_users_own_loader() -> None:
     pace = Pace(SoloExchange(), Context())
     model = nn.Linear(3, 1).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -222,8 +224,8 @@ def test_alone_it_is_the_users_own_loader() -> None:
     torch.manual_seed(3)
     expected = [one for _, one in zip(range(9), _repeated(plain), strict=False)]
     torch.manual_seed(3)
-    found = [one for _, one in zip(range(9), _repeated(other), strict=False)]
-    assert all(torch.equal(one[0], two[0]) for one, two in zip(expected, found, strict=True))
+    results = [one for _, one in zip(range(9), _repeated(other), strict=False)]
+    assert all(torch.equal(one[0], two[0]) for one, two in zip(expected, results, strict=True))
 
 
 def _repeated(loader: Any) -> Iterator[Any]:
@@ -236,31 +238,31 @@ def _repeated(loader: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("protocol", ["k-sync:1", "k-batch-async:2", "async", "local-sgd:2"])
 @pytest.mark.parametrize("loop", [BY_HAND, EACH_EPOCH, UPDATES])
-def test_what_comes_beside_a_mini_batch_follows_from_its_place(
+def test_the_second_batch_follows_from_the_first_ones_position(
     loop: str, protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where passes of both come out even, the k-th batch of B is beside the k-th of A, modulo."""
-    found = run(tmp_path, monkeypatch, loop, protocol=protocol, num_b=16, workers=3)
+    """Where passes of both end together, the k-th batch of B is beside the k-th of A, modulo."""
+    result = run(tmp_path, monkeypatch, loop, protocol=protocol, num_b=16, workers=3)
     if loop != UPDATES:
-        assert_each_sample_once(found, 48, 3)
+        assert_each_sample_once(result, 48, 3)
     pairs = used(tmp_path)
     assert {len(mine) == len(other) for mine, other in pairs} == {True}
-    assert all([one % 16 for one in mine] == other for mine, other in pairs)
+    assert all([index % 16 for index in mine] == other for mine, other in pairs)
 
 
-def test_a_worker_that_dies_leaves_what_comes_beside_as_it_was(
+def test_a_death_does_not_change_the_pairs_of_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = ("kill worker 1 at update 4",)
-    found = run(tmp_path, monkeypatch, BY_HAND, engine="local", fault=fault, num_b=16)
-    assert found.left
-    assert_each_sample_once(found, 48, 3)
-    assert all([one % 16 for one in mine] == other for mine, other in used(tmp_path))
+    result = run(tmp_path, monkeypatch, BY_HAND, engine="local", fault=fault, num_b=16)
+    assert result.left
+    assert_each_sample_once(result, 48, 3)
+    assert all([index % 16 for index in mine] == other for mine, other in used(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["by hand", "by updates", "for each epoch"])
 @pytest.mark.parametrize("updates", [2, 8, 12])
-def test_a_run_that_goes_on_is_the_one_that_never_stopped(
+def test_a_resumed_run_ends_as_one_that_never_stopped(
     name: str, updates: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Passes of 4 batches beside epochs of 6: it stops in the middle of both, or between them."""
@@ -281,7 +283,7 @@ def test_an_iterator_that_may_be_an_older_one_is_refused(
         run(tmp_path, monkeypatch, EACH_EPOCH, resume=str(tmp_path / "run"))
 
 
-def test_parts_of_a_short_batch_are_shared_as_the_prepared_loaders(
+def test_parts_of_a_short_batch_are_shared_like_the_first_loaders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A last batch of 4 beside one of 8, and of 8 beside one of 4."""
@@ -290,18 +292,18 @@ def test_parts_of_a_short_batch_are_shared_as_the_prepared_loaders(
     for number in range(6):
         rows = [other for mine, other in pairs if mine[0] // 8 == number]
         start, size = number % 3 * 8, 8 if number % 3 < 2 else 4
-        assert sorted(one for row in rows for one in row) == list(range(start, start + size))
+        assert sorted(index for row in rows for index in row) == list(range(start, start + size))
 
 
-def test_per_worker_its_batch_size_is_that_of_a_mini_batch(
+def test_a_per_worker_batch_size_is_that_of_a_mini_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(tmp_path, monkeypatch, ZIP, batch="per-worker", size=4, size_b=4)
-    found = torch.load(tmp_path / "found.pt")
-    assert differ(found, twin("zip", shuffle=False)) < CLOSE
+    result = torch.load(tmp_path / "found.pt")
+    assert differ(result, twin("zip", shuffle=False)) < CLOSE
 
 
-def test_without_gradients_it_is_the_whole_loader(
+def test_without_gradients_the_whole_second_loader_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = (
@@ -319,7 +321,7 @@ def test_without_gradients_it_is_the_whole_loader(
         assert lines == [" ".join(map(str, range(32)))] * 3
 
 
-def test_several_loaders_are_drawn_each_by_itself(
+def test_several_loaders_draw_independent_orders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = """
@@ -330,8 +332,8 @@ for epoch in pace.epochs(1):
         train(x, a, u, b)
 """
     run(tmp_path, monkeypatch, loop, options="shuffle=True")
-    texts = [one.read_text() for one in sorted(tmp_path.glob("three-*"))]
-    rows = [list(map(str.split, line.split("|"))) for one in texts for line in one.splitlines()]
+    texts = [path.read_text() for path in sorted(tmp_path.glob("three-*"))]
+    rows = [list(map(str.split, line.split("|"))) for text in texts for line in text.splitlines()]
     orders = [[number for row in rows for number in row[column]] for column in range(3)]
     assert all(sorted(map(int, order)) == list(range(32)) for order in orders)
     assert orders[0] != orders[1] != orders[2] != orders[0]
@@ -377,7 +379,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_place_beside_a_mini_batch_is_refused(
+def test_unsupported_second_loaders_are_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, says = REFUSED[name]
@@ -398,7 +400,7 @@ def test_what_has_no_place_beside_a_mini_batch_is_refused(
     ],
     ids=str,
 )  # fmt: skip
-def test_a_loader_that_cannot_be_shared_out_is_refused_before_a_step(
+def test_a_loader_that_cannot_be_shared_is_refused_before_a_step(
     options: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match=says):
@@ -421,7 +423,9 @@ def test_the_first_prepare_needs_a_model() -> None:
         pace.prepare(DataLoader(data(8, 2), batch_size=4))
 
 
-def test_beside_a_stream_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_loader_beside_a_stream_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = "\nstream = DataLoader(Stream(), batch_size=8)\n"
     words = HEAD.format(**USUAL)
     words = words.replace("loader = DataLoader(data(48, 2), batch_size=8, shuffle=False)", script)
@@ -433,7 +437,7 @@ def test_beside_a_stream_it_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         run_script(path, tmp_path, workers=2, engine="inline")
 
 
-def test_an_accumulation_by_the_call_is_refused_beside_it() -> None:
+def test_accumulation_is_refused_with_a_second_loader_or_sticky() -> None:
     pace, model = Pace(SoloExchange(), Context()), nn.Linear(3, 1)
     optimizer, loader = torch.optim.SGD(model.parameters()), DataLoader(data(8, 2), batch_size=4)
     with pytest.raises(ConfigError, match=r"accumulate 2 with prepare\(sticky=True\)"):

@@ -1,4 +1,4 @@
-"""Members begin with the same random state; what the script seeds itself is never overridden."""
+"""Members begin with the same random state; a seed set by the script is never overridden."""
 
 import subprocess
 import sys
@@ -62,7 +62,7 @@ def python(code: str, folder: Path) -> str:
 
 
 def drawn(folder: Path, patch: pytest.MonkeyPatch, seeded: str, **settings: Any) -> list[str]:
-    """What each of two members drew: at its beginning, and from ``connect`` on."""
+    """The draws of each of two members: at its start, and from ``connect`` on."""
     folder.mkdir(exist_ok=True)
     patch.chdir(folder)
     (folder / "train.py").write_text(SCRIPT.format(draws=DRAWS, seeded=seeded))
@@ -75,7 +75,7 @@ def test_connect_touches_no_generator_under_plain_python(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("engine", ["local", "inline"])
-def test_connect_leaves_what_the_script_has_seeded(
+def test_connect_keeps_the_scripts_seed(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = python(PLAIN, tmp_path)
@@ -84,12 +84,12 @@ def test_connect_leaves_what_the_script_has_seeded(
 
 
 @pytest.mark.parametrize("engine", ["local", "inline"])
-def test_members_begin_alike_with_the_seed_of_the_run(
+def test_members_start_with_the_seed_of_the_run(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = drawn(tmp_path, monkeypatch, "", engine=engine, seed=1)
-    assert one == other
+    first, second = drawn(tmp_path, monkeypatch, "", engine=engine, seed=1)
+    assert first == second
     again = drawn(tmp_path / "again", monkeypatch, "", engine=engine, seed=1)
-    assert again == [one, one]
+    assert again == [first, first]
     another = drawn(tmp_path / "another", monkeypatch, "", engine=engine, seed=2)
-    assert another[0] != one
+    assert another[0] != first

@@ -1,4 +1,4 @@
-"""One worker, no launcher: the same script is refused for the same reasons, but for its memory."""
+"""One worker, no launcher: the same refusals, except for shared memory."""
 
 from collections.abc import Iterator
 
@@ -37,8 +37,8 @@ def test_a_lone_worker_refuses_sparse_gradients_by_name() -> None:
         Pace(SoloExchange(), Context()).prepare(model, SGD(model.parameters(), lr=1.0), loader())
 
 
-def test_a_lone_worker_leaves_two_objects_over_one_memory_together() -> None:
-    """Plain PyTorch updates both; elsewhere they are refused, since they would come apart."""
+def test_a_lone_worker_keeps_two_parameters_in_one_memory() -> None:
+    """Plain PyTorch updates both; several workers refuse them, since they would diverge."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 1))
     first, second = model.get_parameter("0.weight"), model.get_parameter("1.weight")
     second.data = first.data
@@ -59,7 +59,7 @@ class Unsaid(Sampler[int]):
         return iter(range(8))
 
 
-def test_a_sampler_without_a_length_is_taken_as_torch_takes_it() -> None:
+def test_a_sampler_without_a_length_is_accepted_as_by_torch() -> None:
     pace, model = Pace(SoloExchange(), Context()), nn.Linear(2, 1)
     mine = DataLoader(loader().dataset, batch_size=4, sampler=Unsaid())
     _, _, prepared = pace.prepare(model, SGD(model.parameters(), lr=1.0), mine)
@@ -68,8 +68,8 @@ def test_a_sampler_without_a_length_is_taken_as_torch_takes_it() -> None:
         len(prepared)
 
 
-def test_an_iterator_is_begun_where_torch_begins_it() -> None:
-    """The seed of its workers is drawn there, and what the script draws next is what it was."""
+def test_an_iterator_draws_its_seed_where_torch_does() -> None:
+    """The seed of its workers is drawn there, and the script's next draws are unchanged."""
     model = nn.Linear(2, 1)
     _, _, prepared = Pace(SoloExchange(), Context()).prepare(
         model, SGD(model.parameters(), lr=1.0), loader()
@@ -82,7 +82,7 @@ def test_an_iterator_is_begun_where_torch_begins_it() -> None:
     assert drawn[:3] == drawn[3:]
 
 
-def test_what_is_assigned_to_a_prepared_loader_is_the_loaders() -> None:
+def test_attributes_set_on_a_prepared_loader_reach_the_users_loader() -> None:
     pace, model, mine = Pace(SoloExchange(), Context()), nn.Linear(2, 1), loader()
     _, _, prepared = pace.prepare(model, SGD(model.parameters(), lr=1.0), mine)
     assert prepared.batch_size == 4
@@ -94,13 +94,13 @@ def test_what_is_assigned_to_a_prepared_loader_is_the_loaders() -> None:
         prepared.batch_size = 8
 
 
-def test_the_length_of_a_loader_is_that_of_the_pass_at_hand() -> None:
+def test_the_length_of_a_loader_is_that_of_the_current_pass() -> None:
     pace, model = Pace(SoloExchange(), Context()), nn.Linear(2, 1)
     data = Subset(loader().dataset, [0, 1])
     mine = DataLoader(data, batch_size=2)
     _, _, prepared = pace.prepare(model, SGD(model.parameters(), lr=1.0), mine)
-    found = []
+    results = []
     for epoch in pace.epochs(range(1, 4)):
         data.indices = range(2 * epoch)
-        found.append((len(prepared), len(list(prepared))))
-    assert found == [(1, 1), (2, 2), (3, 3)]
+        results.append((len(prepared), len(list(prepared))))
+    assert results == [(1, 1), (2, 2), (3, 3)]

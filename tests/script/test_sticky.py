@@ -53,7 +53,7 @@ if pace.is_main:
 
 
 def run(folder: Path, patch: pytest.MonkeyPatch, **options: Any) -> Run:
-    """Of 9 chunks in columns; the last batch has fewer of them where ``num`` says so."""
+    """A run over 9 chunks in columns; ``num`` may shorten the last batch."""
     patch.chdir(folder)
     words = {"columns": 8, "num": 72, "loader_workers": 0, "inside": "pass"}
     words |= {name: options.pop(name) for name in [*options] if name in words}
@@ -70,15 +70,15 @@ def twin(num: int = 72, columns: int = 8) -> dict[str, Tensor]:
         state: Any = None
         for first in range(0, num, columns):
             pairs = [data[index] for index in range(first, min(first + columns, num))]
-            words, following = (torch.stack(one) for one in zip(*pairs, strict=True))
+            words, following = (torch.stack(chunk) for chunk in zip(*pairs, strict=True))
             optimizer.zero_grad()
             if state is not None:
-                state = tuple(one[:, : len(words)].detach() for one in state)
+                state = tuple(chunk[:, : len(words)].detach() for chunk in state)
             scores, state = model(words, state)
             loss = nn.functional.cross_entropy(scores.flatten(0, 1), following.flatten())
             loss.backward()
             optimizer.step()
-    return {name: one.clone() for name, one in model.state_dict().items()}
+    return {name: value.clone() for name, value in model.state_dict().items()}
 
 
 def parts(folder: Path, worker: int) -> list[str]:
@@ -87,44 +87,44 @@ def parts(folder: Path, worker: int) -> list[str]:
 
 @pytest.mark.parametrize("num", [72, 69, 65])
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_full_sync_is_its_plain_twin(
+def test_full_sync_matches_plain_pytorch(
     workers: int, num: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the last batch has 5 columns, or one."""
-    found = run(tmp_path, monkeypatch, workers=workers, num=num)
+    result = run(tmp_path, monkeypatch, workers=workers, num=num)
     assert differ(torch.load(tmp_path / "found.pt"), twin(num)) < CLOSE
-    assert_each_sample_once(found, num, 3)
+    assert_each_sample_once(result, num, 3)
 
 
 @pytest.mark.parametrize("path", ["peers", "store"])
 @pytest.mark.parametrize("loader_workers", [0, 1])
-def test_workers_in_processes_are_its_plain_twin(
+def test_workers_in_processes_match_plain_pytorch(
     path: str, loader_workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"engine": "local", "path": path, "loader_workers": loader_workers}
-    found = run(tmp_path, monkeypatch, num=69, **settings)
-    assert found.path == path
+    result = run(tmp_path, monkeypatch, num=69, **settings)
+    assert result.path == path
     assert differ(torch.load(tmp_path / "found.pt"), twin(69)) < CLOSE
 
 
 @pytest.mark.parametrize("path", ["peers", "store"])
-def test_under_local_sgd_a_worker_has_its_part_of_every_batch_in_order(
+def test_a_local_sgd_worker_gets_its_part_of_every_batch_in_order(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = run(tmp_path, monkeypatch, engine="local", path=path, protocol="local-sgd:4")
-    assert_each_sample_once(found, 72, 3)
+    result = run(tmp_path, monkeypatch, engine="local", path=path, protocol="local-sgd:4")
+    assert_each_sample_once(result, 72, 3)
     data = Columns(8, 9)
     for worker in (0, 1):
         columns = range(4 * worker, 4 * worker + 4)
         assert parts(tmp_path, worker) == [
-            f"{epoch} {chunk} {[int(data[8 * chunk + one][0][0]) for one in columns]}"
+            f"{epoch} {chunk} {[int(data[8 * chunk + column][0][0]) for column in columns]}"
             for epoch in range(3)
             for chunk in range(9)
         ]
 
 
 @pytest.mark.parametrize("protocol", ["k-sync:1", "k-batch-async:2", "async", "adaptive"])
-def test_where_nobody_could_keep_its_part_it_is_refused(
+def test_protocols_that_cannot_keep_parts_are_refused(
     protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match=r"prepare\(sticky=True\) under .*use --protocol full"):
@@ -132,40 +132,40 @@ def test_where_nobody_could_keep_its_part_it_is_refused(
     assert not list(tmp_path.glob("part-*"))
 
 
-def test_without_a_loader_it_is_refused() -> None:
+def test_sticky_without_a_loader_is_refused() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match=r"sticky=True\) needs a loader"):
         Pace(SoloExchange(), Context()).prepare(model, optimizer, sticky=True)
 
 
-def test_to_give_a_part_away_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipping_a_sticky_part_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"step.skip\(\) gives a mini-batch to another worker"):
         run(tmp_path, monkeypatch, inside="step.skip()")
 
 
 @pytest.mark.parametrize("path", ["peers", "store"])
 def test_a_death_ends_the_run(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody goes on with a state that is not of its columns."""
+    """No worker continues with the state of other columns."""
     with pytest.raises(AllGone, match="its part of every batch to no other worker"):
         run(tmp_path, monkeypatch, engine="local", path=path, inside="time.sleep(0.01)",
             fault=("kill worker 1 at update 5",))  # fmt: skip
     assert len(parts(tmp_path, 0)) < 9
 
 
-def test_with_respawn_all_begin_with_a_fresh_state(
+def test_respawn_restarts_all_workers_with_fresh_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = run(
+    result = run(
         tmp_path, monkeypatch, engine="local", respawn=True, checkpoint_every="3 updates",
         inside="time.sleep(0.01)", fault=("kill worker 1 at update 14",),
     )  # fmt: skip
-    assert any("starts its part with a fresh state" in one for one in found.notes)
-    assert found.summary.updates == 27
+    assert any("starts its part with a fresh state" in note for note in result.notes)
+    assert result.summary.updates == 27
 
 
-def test_a_worker_that_is_given_another_part_says_so() -> None:
-    """Whatever went wrong, it takes no other column's mini-batch for its own."""
+def test_a_worker_that_gets_another_part_raises() -> None:
+    """It never takes another column's mini-batch for its own."""
     kept = KeptPart()
     kept.begin_pass(0, Batches(40, 8, 2, has_columns=True))
     kept.took(_held(0, 4))
@@ -182,7 +182,7 @@ def _held(start: int, stop: int) -> Held:
     return Held(Lease(start, 0, start, stop), stop - start)
 
 
-def test_the_plan_says_what_it_means() -> None:
+def test_the_plan_explains_sticky_parts() -> None:
     [keeps] = sticky_notes(Context(parts=2, workers=2))
     assert keeps.startswith("each worker keeps its part of every batch")
     _, steps = sticky_notes(Context(parts=2, workers=2, is_difference=True, num_steps=4))

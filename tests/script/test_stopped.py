@@ -1,9 +1,9 @@
-"""A script that asks whether the run is stopped, in the midst of an epoch.
+"""A script that asks whether the run is stopped, inside an epoch.
 
     worker 0   step, step, the end comes
     worker 1   step: asks until it hears of the end, then ENDS: goes on, breaks, raises
 
-The stop that it has heard of is still what its epoch ends with.
+The stop that it heard of still ends its epoch.
 """
 
 from collections.abc import Callable
@@ -55,21 +55,21 @@ RAISE = "raise ArithmeticError('too large')"
 
 
 @pytest.mark.parametrize("ends", ["pass", "break"])
-def test_the_end_comes_once(say: Say, tmp_path: Path, ends: str) -> None:
+def test_the_run_ends_once_however_a_worker_ends(say: Say, tmp_path: Path, ends: str) -> None:
     text = SCRIPT.replace("ENDS", ends).replace("FAILS", "pass").replace("TRAINS", "train()")
-    code, said = launch(say, tmp_path, text, "--updates 2")
-    assert code == 0, said
-    assert said.count("behind the epochs") == 1
-    assert "2 updates are done" in said
+    code, output = launch(say, tmp_path, text, "--updates 2")
+    assert code == 0, output
+    assert output.count("behind the epochs") == 1
+    assert "2 updates are done" in output
 
 
-def test_a_trial_that_fails_in_both_ends_for_both(say: Say, tmp_path: Path) -> None:
+def test_a_trial_that_fails_in_all_workers_ends_for_all(say: Say, tmp_path: Path) -> None:
     fails = f"if pace.version == 1: {RAISE}"
     text = SCRIPT.replace("ENDS", RAISE).replace("FAILS", fails).replace("TRAINS", TRIAL)
-    code, said = launch(say, tmp_path, text, "")
-    assert code == 0, said
-    assert "caught: too large" in said
-    assert "the script goes on" in said
+    code, output = launch(say, tmp_path, text, "")
+    assert code == 0, output
+    assert "caught: too large" in output
+    assert "the script goes on" in output
 
 
 def launch(say: Say, tmp_path: Path, text: str, flags: str) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""Loops over a stream: equal to plain PyTorch, each mini-batch once, whoever dies meanwhile."""
+"""Loops over a stream: equal to plain PyTorch, each mini-batch once, whichever worker dies."""
 
 import json
 from collections import Counter
@@ -28,7 +28,7 @@ SCRIPT = Path(streamed.__file__)
 
 
 def _run(folder: Path, options: dict[str, Any], **settings: Any) -> tuple[Run, dict[str, Tensor]]:
-    """A run, and what its first worker came to; all came to the same."""
+    """A run and its first worker's result; all workers have the same."""
     chosen = {"workers": 2, "protocol": "full-sync", "seed": 5, **settings}
     run = run_script(SCRIPT, folder, str(folder), json.dumps(options), **chosen)
     first, *others = [torch.load(path) for path in sorted(folder.glob("result-*.pt"))]
@@ -44,7 +44,7 @@ def alone(**settings: Any) -> Pace:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_alone_it_is_plain_pytorch_to_the_last_bit(num_workers: int) -> None:
+def test_a_lone_worker_matches_plain_pytorch_bit_for_bit(num_workers: int) -> None:
     options = {"size": 22, "epochs": 2, "num_workers": num_workers}
     loader = streamed.loader_of(options)
     torch.manual_seed(9)
@@ -60,52 +60,52 @@ def test_alone_it_is_plain_pytorch_to_the_last_bit(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_full_sync_is_its_plain_twin(tmp_path: Path, workers: int) -> None:
+def test_full_sync_matches_plain_pytorch(tmp_path: Path, workers: int) -> None:
     """The last mini-batch has fewer samples, and the last update fewer mini-batches."""
     options = {"size": 45, "batch_size": 8, "epochs": 2}
-    run, found = _run(tmp_path, options, workers=workers, engine="inline")
-    assert differ(found, streamed.twin(5, 2, workers, 45, 8)) < CLOSE
+    run, result = _run(tmp_path, options, workers=workers, engine="inline")
+    assert differ(result, streamed.twin(5, 2, workers, 45, 8)) < CLOSE
     assert run.summary.samples == 90
     assert run.summary.dropped_samples == 0
 
 
-def test_full_sync_of_processes_is_its_plain_twin(tmp_path: Path) -> None:
-    run, found = _run(tmp_path, {"size": 45, "batch_size": 8, "epochs": 2})
-    assert differ(found, streamed.twin(5, 2, 2, 45, 8)) < CLOSE
+def test_full_sync_of_processes_matches_plain_pytorch(tmp_path: Path) -> None:
+    run, result = _run(tmp_path, {"size": 45, "batch_size": 8, "epochs": 2})
+    assert differ(result, streamed.twin(5, 2, 2, 45, 8)) < CLOSE
     assert run.path == "peers"
     assert sum(note == LEFT for note in run.notes) == 2  # at the end of each pass
     assert not run.summary.could_try
 
 
-def test_it_goes_through_the_store_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_the_store_path_matches_plain_pytorch_on_request(tmp_path: Path) -> None:
     options = {"size": 45, "batch_size": 8, "epochs": 2}
-    run, found = _run(tmp_path, options, path="store")
-    assert differ(found, streamed.twin(5, 2, 2, 45, 8)) < CLOSE
+    run, result = _run(tmp_path, options, path="store")
+    assert differ(result, streamed.twin(5, 2, 2, 45, 8)) < CLOSE
     assert LEFT not in run.notes
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_loader_workers_share_the_data_set_out(tmp_path: Path, num_workers: int) -> None:
+def test_loader_workers_share_the_data_set(tmp_path: Path, num_workers: int) -> None:
     options = {"size": 24, "batch_size": 4, "num_workers": num_workers, "kind": "dict"}
     run, _ = _run(tmp_path, options, engine="inline")
     assert run.used() == [Counter(range(12))]
     assert run.summary.samples == 24
 
 
-def test_a_rest_is_left_out_as_the_loader_says(tmp_path: Path) -> None:
+def test_an_incomplete_batch_is_dropped_as_the_loader_asks(tmp_path: Path) -> None:
     options = {"size": 23, "batch_size": 4, "drop_last": True}
-    run, found = _run(tmp_path, options, engine="inline")
+    run, result = _run(tmp_path, options, engine="inline")
     assert run.used() == [Counter(range(10))]
-    assert differ(found, streamed.twin(5, 1, 2, 20, 4)) < CLOSE
+    assert differ(result, streamed.twin(5, 1, 2, 20, 4)) < CLOSE
 
 
-def test_a_count_of_updates_ends_a_stream_without_an_end(tmp_path: Path) -> None:
+def test_an_update_count_ends_an_endless_stream(tmp_path: Path) -> None:
     run, _ = _run(tmp_path, {"size": -1, "updates": [7, 12]}, engine="inline")
     assert run.used() == [Counter(range(14)), Counter(range(10))]
     assert run.summary.updates == 12
 
 
-def test_a_count_of_updates_goes_over_a_stream_again(tmp_path: Path) -> None:
+def test_an_update_count_repeats_the_stream(tmp_path: Path) -> None:
     run, _ = _run(tmp_path, {"size": 12, "updates": [8]}, engine="inline")
     assert run.used() == [Counter(range(6)), Counter(range(6)), Counter(range(4))]
 
@@ -120,7 +120,7 @@ SPELLINGS = [
 
 
 @pytest.mark.parametrize("protocol", SPELLINGS)
-def test_under_every_protocol_each_mini_batch_counts_once(tmp_path: Path, protocol: str) -> None:
+def test_every_protocol_uses_each_mini_batch_once(tmp_path: Path, protocol: str) -> None:
     run, _ = _run(
         tmp_path, {"size": 41, "batch_size": 6}, engine="inline", workers=3, protocol=protocol
     )
@@ -129,11 +129,11 @@ def test_under_every_protocol_each_mini_batch_counts_once(tmp_path: Path, protoc
     assert sorted(used) == list(range(len(used)))
     assert run.summary.samples == 41
     assert run.summary.dropped_samples == 0
-    assert {one.partition(":")[0] for one in SPELLINGS} == set(PROTOCOLS)
+    assert {text.partition(":")[0] for text in SPELLINGS} == set(PROTOCOLS)
 
 
 @pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:3", "post-local-sgd:3,4"])
-def test_between_peers_each_mini_batch_counts_once(tmp_path: Path, protocol: str) -> None:
+def test_peers_use_each_mini_batch_once(tmp_path: Path, protocol: str) -> None:
     run, _ = _run(tmp_path, {"size": 120}, path="peers", protocol=protocol)
     assert run.used() == [Counter(range(60))]
     assert run.summary.samples == 120
@@ -141,23 +141,25 @@ def test_between_peers_each_mini_batch_counts_once(tmp_path: Path, protocol: str
 
 @pytest.mark.parametrize("protocol", ["full-sync", "k-batch-async:2"])
 @pytest.mark.parametrize("is_stateful", [False, True])
-def test_deaths_lose_no_mini_batch_and_give_none_twice(
+def test_deaths_neither_lose_nor_repeat_a_mini_batch(
     tmp_path: Path, protocol: str, is_stateful: bool
 ) -> None:
-    """Of the one who reads, and of another."""
+    """Of the reading worker and of another."""
     options = {"size": 160, "step_s": 0.01, "is_stateful": is_stateful}
-    run, found = _run(
+    run, result = _run(
         tmp_path, options, protocol=protocol, respawn=True,
         fault=("kill worker 0 at update 6", "kill worker 1 at update 20"),
     )  # fmt: skip
     assert len(run.left) == 2
     assert run.used() == [Counter(range(80))]
     if protocol == "full-sync":
-        assert differ(found, streamed.twin(5, 1, 2, 160, 4)) < CLOSE
+        assert differ(result, streamed.twin(5, 1, 2, 160, 4)) < CLOSE
 
 
 @pytest.mark.parametrize("is_stateful", [False, True])
-def test_stopped_and_resumed_is_never_stopped(say: Say, tmp_path: Path, is_stateful: bool) -> None:
+def test_a_resumed_run_ends_as_one_that_never_stopped(
+    say: Say, tmp_path: Path, is_stateful: bool
+) -> None:
     options = {
         "size": 240, "is_stateful": is_stateful, "counts": True, "step_s": 0.03, "say_at": 24
     }  # fmt: skip
@@ -174,14 +176,14 @@ def test_stopped_and_resumed_is_never_stopped(say: Say, tmp_path: Path, is_state
         f"{words} --resume {tmp_path / 'run'} {SCRIPT} {tmp_path} '{json.dumps(options)}'"
     )
     assert code == 0, err
-    found = torch.load(tmp_path / "result-0.pt")
-    assert differ(found, streamed.twin(5, 1, 2, 240, 4)) < CLOSE
+    result = torch.load(tmp_path / "result-0.pt")
+    assert differ(result, streamed.twin(5, 1, 2, 240, 4)) < CLOSE
     num_read = (tmp_path / "read").stat().st_size
     first = saved["stream"]["number"] if is_stateful else 0
     assert num_read == 240 - 2 * first
 
 
-def test_another_mini_batch_is_another_run(say: Say, tmp_path: Path) -> None:
+def test_a_run_cannot_be_resumed_with_another_mini_batch(say: Say, tmp_path: Path) -> None:
     options = json.dumps({"size": 80, "updates": [4], "batch_size": 8})
     words = "launch --device cpu"
     code, _, err = say(
@@ -195,7 +197,7 @@ def test_another_mini_batch_is_another_run(say: Say, tmp_path: Path) -> None:
     assert "cannot be resumed with another mini-batch: it has 4, this run 2" in err
 
 
-def test_what_is_read_ahead_is_bounded(tmp_path: Path) -> None:
+def test_reading_ahead_is_bounded(tmp_path: Path) -> None:
     options = {"size": -1, "updates": [5], "counts": True, "batch_size": 4}
     _run(tmp_path, options, engine="inline")
     # Of 2 samples each: 10 that were used, 6 ahead and one in hand, and one that each member
@@ -206,7 +208,7 @@ def test_what_is_read_ahead_is_bounded(tmp_path: Path) -> None:
 # -- what cannot be --------------------------------------------------------------------------------
 
 
-def test_the_plan_says_what_a_stream_is(say: Say, tmp_path: Path) -> None:
+def test_the_plan_explains_a_stream(say: Say, tmp_path: Path) -> None:
     code, out, err = say(
         f"launch --workers 2 --device cpu --dry-run {SCRIPT} {tmp_path} '{json.dumps({'size': 8})}'"
     )
@@ -218,16 +220,16 @@ def test_the_plan_says_what_a_stream_is(say: Say, tmp_path: Path) -> None:
     assert "pace.updates(n, loader)" in out
 
 
-def test_a_sample_that_cannot_be_read_ends_the_run_with_its_line(tmp_path: Path) -> None:
+def test_an_unreadable_sample_ends_the_run_and_names_its_line(tmp_path: Path) -> None:
     with pytest.raises(WorkerError) as caught:
         _run(tmp_path, {"size": 40, "fails_at": 9}, engine="inline")
-    said = str(caught.value)
-    assert "the stream cannot be read any further: ValueError: sample 9 is broken, at" in said
-    assert "streamed.py:" in said
-    assert "in __iter__" in said
+    message = str(caught.value)
+    assert "the stream cannot be read any further: ValueError: sample 9 is broken, at" in message
+    assert "streamed.py:" in message
+    assert "in __iter__" in message
 
 
-def test_a_stream_of_nothing_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
+def test_an_empty_stream_ends_the_run_with_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match="the stream of pass 1 has no mini-batches"):
         _run(tmp_path, {"size": 0}, engine="inline")
 
@@ -240,20 +242,20 @@ def test_a_stream_of_nothing_ends_the_run_with_a_sentence(tmp_path: Path) -> Non
         ({"parts": 3}, "batch of 4 samples cannot be shared by 3 mini-batches"),
     ],
 )
-def test_what_a_stream_cannot_have_is_one_sentence(settings: Any, words: str) -> None:
+def test_unsupported_stream_settings_are_refused_in_one_sentence(settings: Any, words: str) -> None:
     loader = DataLoader(streamed.Stream(8), batch_size=4)
     with pytest.raises(ConfigError, match=words):
         alone(**settings).prepare(*streamed.make(), loader)
 
 
-def test_a_stream_of_several_optimizers_reads_with_its_own_loaders_workers() -> None:
+def test_a_stream_of_several_optimizers_refuses_loader_workers() -> None:
     loader = DataLoader(streamed.Stream(8), batch_size=4)
     objects = [*streamed.make(), *streamed.make()]
     with pytest.raises(ConfigError, match="--loader-workers 2: the number of readers of a stream"):
         alone(loader_workers=2).prepare(*objects, loader)
 
 
-def test_its_length_is_the_loaders_own() -> None:
+def test_a_prepared_stream_has_its_loaders_length() -> None:
     loader = DataLoader(streamed.Stream(8), batch_size=4)
     _, _, prepared = alone().prepare(*streamed.make(), loader)
     with pytest.raises(TypeError, match=r"has no len\(\)"):
@@ -285,9 +287,7 @@ for epoch in pace.epochs(1):
 """
 
 
-def test_a_loader_worker_that_is_killed_ends_the_run_in_a_sentence(
-    say: Say, tmp_path: Path
-) -> None:
+def test_a_killed_loader_worker_ends_the_run_with_one_sentence(say: Say, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(KILLED)
     words = f"launch --workers 2 --device cpu --run-dir {tmp_path / 'run'}"
     code, out, err = say(f"{words} {tmp_path / 'train.py'}")
@@ -324,16 +324,16 @@ for epoch in pace.epochs(1):
 """
 
 
-def test_a_batch_that_the_data_set_makes_weighs_by_its_rows(tmp_path: Path) -> None:
+def test_a_batch_made_by_the_data_set_is_weighted_by_its_rows(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WHOLE)
     run = run_script(tmp_path / "train.py", tmp_path, workers=2, engine="inline")
-    assert sorted(one.weight for one in run.pushes) == [2, 4, 6, 32]
+    assert sorted(push.weight for push in run.pushes) == [2, 4, 6, 32]
 
 
-def test_a_reader_that_stands_still_is_replaced(tmp_path: Path) -> None:
-    """Stopped, not killed: another one reads what is missing."""
+def test_a_stalled_reader_is_replaced(tmp_path: Path) -> None:
+    """Stopped, not killed: another worker reads the rest."""
     options = {"size": 120, "step_s": 0.01}
-    run, found = _run(
+    run, result = _run(
         tmp_path,
         options,
         respawn=True,
@@ -341,4 +341,4 @@ def test_a_reader_that_stands_still_is_replaced(tmp_path: Path) -> None:
         fault=("stop worker 0 at update 8 for 4s",),
     )
     assert run.used() == [Counter(range(60))]
-    assert differ(found, streamed.twin(5, 1, 2, 120, 4)) < CLOSE
+    assert differ(result, streamed.twin(5, 1, 2, 120, 4)) < CLOSE

@@ -1,4 +1,4 @@
-"""A stream on which several optimizers step: a run that was stopped goes on."""
+"""A stream on which several optimizers step: a stopped run is resumed."""
 
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,13 @@ pace.save()
 """
 
 
-def test_with_several_optimizers_it_goes_on_too(tmp_path: Path) -> None:
+def test_a_stopped_stream_with_several_optimizers_resumes(tmp_path: Path) -> None:
     script = tmp_path / "two.py"
     script.write_text(_TWO)
     settings: dict[str, Any] = {"workers": 2, "engine": "inline"}
     whole = run_script(script, tmp_path / "whole", **settings)
     run_script(script, tmp_path / "cut", updates=4, **settings)
     again = {"resume": str(tmp_path / "cut" / "run"), "updates": 99}
-    found = run_script(script, tmp_path / "cut", **settings, **again)
-    assert found.state
-    assert all(torch.equal(value, whole.state[name]) for name, value in found.state.items())
+    result = run_script(script, tmp_path / "cut", **settings, **again)
+    assert result.state
+    assert all(torch.equal(value, whole.state[name]) for name, value in result.state.items())

@@ -1,7 +1,7 @@
 """``with pace.trial():``: several models trained one after another in one script.
 
-One worker is plain PyTorch. Under full-sync a search is one process's; under any protocol a trial
-is what a run of its own is. Between trials, and after them, everything that was prepared is plain.
+One worker is plain PyTorch. Under full-sync a search equals one process's; under any protocol a
+trial equals a separate run. Between trials, and after them, prepared objects are plain again.
 """
 
 import json
@@ -43,7 +43,7 @@ TRIALS = [f"lr-{rate}" for rate in trialled.RATES]
 
 
 class Found(NamedTuple):
-    """What came of a search: its summary, of each worker what it noted, and what was said."""
+    """The result of a search: its summary, each worker's notes, and the output."""
 
     summary: TrialsSummary
     each: list[dict[str, Any]]
@@ -51,13 +51,13 @@ class Found(NamedTuple):
     folder: Path
 
     def of(self, number: int, worker: int = 0) -> dict[str, Tensor]:
-        """What a trial came to."""
-        found = self.each[worker]["found"]
-        return {name: one for name, one in found.items() if name.startswith(f"{number} ")}
+        """The result of a trial."""
+        result = self.each[worker]["found"]
+        return {name: value for name, value in result.items() if name.startswith(f"{number} ")}
 
     @property
     def notes(self) -> list[str]:
-        return [one for one in self.words.splitlines() if one.startswith("note: ")]
+        return [line for line in self.words.splitlines() if line.startswith("note: ")]
 
 
 def search(folder: Path, case: str, what: str = "nothing", **settings: Any) -> Found:
@@ -82,12 +82,12 @@ def twin_of(case: str) -> dict[str, Tensor]:
     return trialled.find(case, trialled.Plain())
 
 
-def part(found: dict[str, Tensor], number: int) -> dict[str, Tensor]:
-    return {name: one for name, one in found.items() if name.startswith(f"{number} ")}
+def part(result: dict[str, Tensor], number: int) -> dict[str, Tensor]:
+    return {name: value for name, value in result.items() if name.startswith(f"{number} ")}
 
 
 def launched(folder: Path, text: str, **settings: Any) -> str:
-    """Run this script; what was said."""
+    """The output of a run of this script."""
     script, words = folder / "script.py", StringIO()
     script.write_text(PREPARED + text)
     chosen = {"run_dir": str(folder / "run"), "device": "cpu", "threads": 1, "workers": 2}
@@ -127,51 +127,51 @@ def train(model, optimizer, loader, epochs=2):
 """
 
 
-# -- what it comes to ------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", trialled.CASES)
-def test_alone_a_search_is_its_plain_twin_to_the_last_bit(case: str) -> None:
-    found = trialled.find(case, Pace(SoloExchange(), Context()))
-    assert differ(found, twin_of(case)) == 0.0
+def test_a_lone_worker_matches_plain_pytorch_bit_for_bit(case: str) -> None:
+    result = trialled.find(case, Pace(SoloExchange(), Context()))
+    assert differ(result, twin_of(case)) == 0.0
 
 
 @pytest.mark.parametrize("workers", [2, 4])
 @pytest.mark.parametrize("case", trialled.CASES)
-def test_full_sync_is_its_plain_twin(tmp_path: Path, case: str, workers: int) -> None:
-    found = search(tmp_path, case, workers=workers, engine="inline")
-    assert len(found.each) == workers
-    for one in found.each:
-        assert differ(one["found"], twin_of(case)) < CLOSE
-    assert [one.summary.ended for one in found.summary.trials] == ["finished"] * 3
+def test_full_sync_matches_plain_pytorch(tmp_path: Path, case: str, workers: int) -> None:
+    result = search(tmp_path, case, workers=workers, engine="inline")
+    assert len(result.each) == workers
+    for worker in result.each:
+        assert differ(worker["found"], twin_of(case)) < CLOSE
+    assert [trial.summary.ended for trial in result.summary.trials] == ["finished"] * 3
 
 
 @pytest.mark.parametrize("case", ["sgd", "later", "again", "stream"])
-def test_processes_do_as_the_inline_engine(tmp_path: Path, case: str) -> None:
-    found = search(tmp_path, case)
-    assert [one["is_main"] for one in found.each] == [True, False]
-    for one in found.each:
-        assert differ(one["found"], twin_of(case)) < CLOSE
+def test_processes_match_the_inline_engine(tmp_path: Path, case: str) -> None:
+    result = search(tmp_path, case)
+    assert [worker["is_main"] for worker in result.each] == [True, False]
+    for worker in result.each:
+        assert differ(worker["found"], twin_of(case)) < CLOSE
 
 
 def test_a_process_group_carries_all_trials(tmp_path: Path) -> None:
-    found = search(tmp_path, "later", path="collective")
-    assert differ(found.each[1]["found"], twin_of("later")) < CLOSE
+    result = search(tmp_path, "later", path="collective")
+    assert differ(result.each[1]["found"], twin_of("later")) < CLOSE
 
 
 @pytest.mark.parametrize("protocol", ["async", "k-sync:1", "local-sgd:2", "adaptive"])
-def test_under_any_protocol_workers_come_to_one_model(tmp_path: Path, protocol: str) -> None:
-    found = search(tmp_path, "again", protocol=protocol)
+def test_every_protocol_leaves_equal_models_in_all_workers(tmp_path: Path, protocol: str) -> None:
+    result = search(tmp_path, "again", protocol=protocol)
     weights = [
-        {name: value for name, value in one["found"].items() if "state" not in name}
-        for one in found.each
+        {name: value for name, value in worker["found"].items() if "state" not in name}
+        for worker in result.each
     ]
     assert differ(*weights) == 0.0
-    assert [one.summary.samples for one in found.summary.trials] == [128] * 3
+    assert [trial.summary.samples for trial in result.summary.trials] == [128] * 3
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_trial_is_what_a_run_of_its_own_is_to_the_last_bit(tmp_path: Path, workers: int) -> None:
+def test_a_trial_equals_a_separate_run_bit_for_bit(tmp_path: Path, workers: int) -> None:
     """Shuffled, with dropout, and seeded once at the script's top."""
     alone = {}
     for name in ("a", "b"):
@@ -209,22 +209,22 @@ def _drawn(folder: Path, names: str, workers: int) -> dict[str, Tensor]:
     return {path.stem: torch.load(path) for path in folder.glob("*.pt")}
 
 
-# -- what may happen -------------------------------------------------------------------------------
+# -- incidents -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["1 dies", "0 dies", "1 dies between", "1 dies before prepare"])
-def test_a_death_is_survived_and_the_dead_is_missing_afterwards(tmp_path: Path, what: str) -> None:
-    found = search(tmp_path, "sgd", what)
-    (left,) = found.each
+def test_later_trials_run_with_the_workers_that_survive(tmp_path: Path, what: str) -> None:
+    result = search(tmp_path, "sgd", what)
+    (left,) = result.each
     assert left["is_main"]
     assert differ(left["found"], twin_of("sgd")) < CLOSE
-    assert [one.name for one in found.summary.trials] == TRIALS
-    assert [one.summary.updates for one in found.summary.trials] == [8, 8, 8]
-    assert any("is gone (killed by signal 9)" in one for one in found.notes)
-    assert "note: trial 'lr-0.03' begins with the 1 of 2 workers that are left" in found.notes
+    assert [trial.name for trial in result.summary.trials] == TRIALS
+    assert [trial.summary.updates for trial in result.summary.trials] == [8, 8, 8]
+    assert any("is gone (killed by signal 9)" in note for note in result.notes)
+    assert "note: trial 'lr-0.03' begins with the 1 of 2 workers that are left" in result.notes
 
 
-def test_steps_that_all_make_together_are_refused_to_fewer(tmp_path: Path) -> None:
+def test_joint_steps_are_refused_after_a_death(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"1 of 2 workers are left.*trial 'trial-2'"):
         launched(
             tmp_path,
@@ -244,19 +244,22 @@ with pace.trial():
 
 @pytest.mark.parametrize("protocol", ["full-sync", "async", "local-sgd:2"])
 @pytest.mark.parametrize("what", ["all fail", "1 fails", "0 fails", "1 fails before prepare"])
-def test_a_failure_that_is_caught_ends_its_trial_in_all_workers(
+def test_a_caught_failure_ends_its_trial_in_all_workers(
     tmp_path: Path, what: str, protocol: str
 ) -> None:
     engine = "inline" if protocol == "async" else "local"  # there each worker has its part
-    found = search(tmp_path, "sgd", what, protocol=protocol, engine=engine)
-    said = [one["said"] for one in found.each]
-    assert [len(one) for one in said] == [1, 1]
-    for (one,) in said:
-        assert one.startswith("Pruned: ")
-        assert one == "Pruned: no good" or "trial 'lr-0.1' is over in all workers: worker " in one
-    assert ["Pruned: no good"] in said
+    result = search(tmp_path, "sgd", what, protocol=protocol, engine=engine)
+    caught = [worker["said"] for worker in result.each]
+    assert [len(note) for note in caught] == [1, 1]
+    for (message,) in caught:
+        assert message.startswith("Pruned: ")
+        assert (
+            message == "Pruned: no good"
+            or "trial 'lr-0.1' is over in all workers: worker " in message
+        )
+    assert ["Pruned: no good"] in caught
     has_begun = what != "1 fails before prepare"
-    by_name = {one.name: one for one in found.summary.trials}
+    by_name = {trial.name: trial for trial in result.summary.trials}
     assert [*by_name] == (TRIALS if has_begun else [TRIALS[0], TRIALS[2]])
     if has_begun:
         assert by_name["lr-0.1"].failure in by_name["lr-0.1"].summary.ended
@@ -266,10 +269,10 @@ def test_a_failure_that_is_caught_ends_its_trial_in_all_workers(
     if protocol == "full-sync":
         for worker in (0, 1):
             for number in (0, 2):
-                assert differ(found.of(number, worker), part(twin_of("sgd"), number)) < CLOSE
+                assert differ(result.of(number, worker), part(twin_of("sgd"), number)) < CLOSE
 
 
-def test_a_failure_that_nobody_catches_ends_the_run(tmp_path: Path) -> None:
+def test_an_uncaught_failure_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"script.py:\d+|worker 1 failed"):
         launched(
             tmp_path,
@@ -283,12 +286,12 @@ with pace.trial("bad"):
     train(*objects)
 """,
         )
-    assert sorted(one.name for one in (tmp_path / "run").iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "bad", "logs", "trial-1", "trials.json",
     ]  # fmt: skip
 
 
-def test_what_cannot_be_carried_is_yours_also_in_a_trial(tmp_path: Path) -> None:
+def test_unsupported_models_are_config_errors_in_a_trial_too(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sparse"):
         launched(
             tmp_path,
@@ -321,7 +324,7 @@ for number in range(2):
         (folder / f"caught-{pace.worker}").touch()
 """,
     )
-    names = {one.name for one in tmp_path.iterdir()}
+    names = {path.name for path in tmp_path.iterdir()}
     assert {"caught-0", "caught-1", "whole-1-0", "whole-1-1"} <= names
     assert "whole-0-1" not in names
     assert "ZeroDivisionError: nothing in it" in words
@@ -349,7 +352,7 @@ def test_a_signal_ends_the_run_and_later_trials_do_not_train(tmp_path: Path) -> 
     ):
         launched(tmp_path, ENDLESS)
     assert end.value.signal == signal.SIGTERM
-    assert [one.name for one in end.value.summary.trials] == ["trial-1", "trial-2", "trial-3"]
+    assert [trial.name for trial in end.value.summary.trials] == ["trial-1", "trial-2", "trial-3"]
     for worker in (0, 1):
         assert (tmp_path / f"over-{worker}").exists()
         versions = [torch.load(tmp_path / f"version-{n}-{worker}.pt")[0] for n in range(3)]
@@ -357,7 +360,7 @@ def test_a_signal_ends_the_run_and_later_trials_do_not_train(tmp_path: Path) -> 
         assert torch.load(tmp_path / f"version-2-{worker}.pt")[1] == {"acc": (32.0, 32.0)}
 
 
-def test_a_stop_between_trials_is_said_once(tmp_path: Path) -> None:
+def test_a_stop_between_trials_is_reported_once(tmp_path: Path) -> None:
     words = launched(
         tmp_path,
         """
@@ -374,7 +377,7 @@ for number in range(4):
     assert [torch.load(tmp_path / f"version-{n}-0.pt") for n in range(4)] == [8, 8, 0, 0]
 
 
-def test_settings_and_rules_hold_for_each_trial(tmp_path: Path) -> None:
+def test_settings_and_stop_rules_apply_to_each_trial(tmp_path: Path) -> None:
     launched(
         tmp_path,
         """
@@ -396,10 +399,10 @@ for number in range(3):
         log="csv",
         keep_best=True,
     )
-    found = [[torch.load(tmp_path / f"version-{n}-{k}.pt") for n in range(3)] for k in (0, 1)]
-    assert found == [[4, 9, 9], [4, 9, 9]]
+    results = [[torch.load(tmp_path / f"version-{n}-{k}.pt") for n in range(3)] for k in (0, 1)]
+    assert results == [[4, 9, 9], [4, 9, 9]]
     for number in (1, 2, 3):
-        names = {one.name for one in (tmp_path / "run" / f"trial-{number}").iterdir()}
+        names = {path.name for path in (tmp_path / "run" / f"trial-{number}").iterdir()}
         assert {"metrics.csv", "best.safetensors", "summary.json", "checkpoints"} <= names
 
 
@@ -417,10 +420,10 @@ for number in range(3):
 """,
     )
     rows = json.loads((tmp_path / "run" / "trials.json").read_text())["trials"]
-    assert [one["name"] for one in rows] == ["trial-1", "trial-3"]
+    assert [row["name"] for row in rows] == ["trial-1", "trial-3"]
 
 
-def test_a_whole_model_trains_in_trials_by_either_of_its_names(tmp_path: Path) -> None:
+def test_an_unsplit_model_trains_in_trials_by_either_of_its_names(tmp_path: Path) -> None:
     text = """
 with pace.trial():
     train(*prepared())
@@ -432,7 +435,7 @@ with pace.trial():
         assert torch.load(folder / "version-0.pt") == 8
 
 
-def test_trials_that_all_train_nothing_are_no_run(tmp_path: Path) -> None:
+def test_a_run_whose_trials_train_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no trial of the script called prepare\(\)"):
         launched(tmp_path, "with pace.trial():\n    pass\n")
     assert not (tmp_path / "run").exists()
@@ -450,7 +453,7 @@ with pace.trial():
     assert (tmp_path / "run" / "trial-1" / "summary.json").exists()
 
 
-def test_who_leaves_a_trial_early_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_worker_that_leaves_a_trial_early_is_not_awaited(tmp_path: Path) -> None:
     launched(
         tmp_path,
         """
@@ -473,10 +476,10 @@ with pace.trial():
     assert [torch.load(tmp_path / f"version-{k}.pt") for k in (0, 1)] == [8, 16]
 
 
-# -- around it -------------------------------------------------------------------------------------
+# -- reports ---------------------------------------------------------------------------------------
 
 
-def test_what_is_saved_and_said_is_of_the_trial_it_stands_in(tmp_path: Path) -> None:
+def test_files_and_notes_belong_to_the_current_trial(tmp_path: Path) -> None:
     launched(
         tmp_path,
         """
@@ -500,7 +503,7 @@ for number in range(2):
         assert (folder / "curve.svg").exists()
 
 
-def test_draws_between_trials_are_the_same_in_all_workers_and_count(tmp_path: Path) -> None:
+def test_draws_between_trials_advance_and_agree_in_all_workers(tmp_path: Path) -> None:
     launched(
         tmp_path,
         """
@@ -517,12 +520,12 @@ torch.save(rates, folder / f"rates-{pace.worker}.pt")
 """,
         protocol="async",
     )
-    one, other = (torch.load(tmp_path / f"rates-{k}.pt") for k in (0, 1))
-    assert one == other
-    assert len(set(one)) == 3
+    first, second = (torch.load(tmp_path / f"rates-{k}.pt") for k in (0, 1))
+    assert first == second
+    assert len(set(first)) == 3
 
 
-def test_alone_draws_inside_change_nothing_outside() -> None:
+def test_a_lone_workers_trial_leaves_the_outer_generator_unchanged() -> None:
     pace = Pace(SoloExchange(), Context())
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -533,7 +536,7 @@ def test_alone_draws_inside_change_nothing_outside() -> None:
         assert torch.equal(torch.rand(3), first)
 
 
-def test_alone_an_error_leaves_the_script_as_it_was() -> None:
+def test_a_lone_worker_can_go_on_after_an_error_in_a_trial() -> None:
     pace = Pace(SoloExchange(), Context())
 
     def failing(kind: type[BaseException]) -> None:
@@ -548,7 +551,7 @@ def test_alone_an_error_leaves_the_script_as_it_was() -> None:
         _prepare(pace)
 
 
-def test_alone_what_is_saved_goes_into_a_folder_of_the_trials_name(
+def test_a_lone_worker_saves_into_a_folder_per_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -560,7 +563,7 @@ def test_alone_what_is_saved_goes_into_a_folder_of_the_trials_name(
             pace.save()
             pace.evaluate(trialled.count(model), loader)
     for name in ("a", "b"):
-        assert {one.name for one in (tmp_path / name).iterdir()} >= {
+        assert {path.name for path in (tmp_path / name).iterdir()} >= {
             "model.safetensors", "best.safetensors",
         }  # fmt: skip
 
@@ -571,24 +574,24 @@ def _prepare(pace: Pace) -> Any:
     return pace.prepare(model, SGD(model.parameters(), lr=0.1), loader)
 
 
-def test_a_report_shows_the_trials_beside_each_other(tmp_path: Path, say: Say) -> None:
-    found = search(tmp_path / "search", "sgd", engine="inline")
-    assert "trial    test accuracy" in found.words
-    code, out, _ = say(f"report {found.folder}")
+def test_a_report_compares_the_trials(tmp_path: Path, say: Say) -> None:
+    result = search(tmp_path / "search", "sgd", engine="inline")
+    assert "trial    test accuracy" in result.words
+    code, out, _ = say(f"report {result.folder}")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == ["trial", *TRIALS, "files:"]
-    code, out, _ = say(f"report {found.folder} --json")
+    code, out, _ = say(f"report {result.folder} --json")
     rows = json.loads(out)["trials"]
-    assert [(one["name"], one["updates"], one["failure"]) for one in rows] == [
+    assert [(row["name"], row["updates"], row["failure"]) for row in rows] == [
         (name, 8, None) for name in TRIALS
     ]
-    assert json.loads(out) == json.loads(json.dumps(found.summary.to_json()))
-    code, out, _ = say(f"report {found.folder / TRIALS[0]}")
+    assert json.loads(out) == json.loads(json.dumps(result.summary.to_json()))
+    code, out, _ = say(f"report {result.folder / TRIALS[0]}")
     assert code == 0
     assert re.search(r"^updates +8, ", out, re.MULTILINE)
 
 
-def test_a_dry_run_shows_the_plan_of_the_first(tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_plan_of_the_first_trial(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(PREPARED + "for _ in range(2):\n    with pace.trial():\n        prepared()\n")
     observer = QuietObserver(StringIO())
@@ -645,7 +648,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_is_refused_by_name(tmp_path: Path, what: str) -> None:
+def test_unsupported_uses_are_refused_by_name(tmp_path: Path, what: str) -> None:
     text, says = REFUSED[what]
     with pytest.raises(ConfigError, match=says):
         launched(tmp_path, text)
@@ -655,7 +658,7 @@ ALONE = ["trial 'a' and then prepare", "nested", "twice", "a path", "a file of t
 
 
 @pytest.mark.parametrize("what", ALONE)
-def test_one_worker_alone_refuses_the_same(tmp_path: Path, what: str) -> None:
+def test_a_lone_worker_refuses_the_same_uses(tmp_path: Path, what: str) -> None:
     text, says = REFUSED[what]
     pace = Pace(SoloExchange(), Context())
     names = {"pace": pace, "prepared": lambda: _prepare(pace), "train": lambda *_: None}
@@ -663,11 +666,11 @@ def test_one_worker_alone_refuses_the_same(tmp_path: Path, what: str) -> None:
         exec(text, names)
 
 
-def test_no_trial_is_named_like_a_file_that_a_run_writes() -> None:
+def test_a_trial_cannot_have_the_name_of_a_run_file() -> None:
     assert {*WRITTEN, TRIALS_FILE} <= RUN_FILES
 
 
-def test_who_comes_later_has_no_part_in_trials(tmp_path: Path) -> None:
+def test_trials_refuse_respawn_and_resume(tmp_path: Path) -> None:
     text = "with pace.trial():\n    train(*prepared())\n"
     with pytest.raises(ConfigError, match="--respawn is for a script that trains once"):
         launched(tmp_path, text, respawn=True)
@@ -678,7 +681,7 @@ def test_who_comes_later_has_no_part_in_trials(tmp_path: Path) -> None:
         launched(tmp_path, text)
 
 
-def test_a_model_of_a_trial_knows_nothing_of_it() -> None:
+def test_a_trial_leaves_nothing_on_its_model() -> None:
     pace = Pace(SoloExchange(), Context())
     model = nn.Linear(3, 1).double()
     optimizer = SGD(model.parameters(), lr=0.1)

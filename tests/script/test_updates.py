@@ -1,4 +1,4 @@
-"""Loops without a loader: numbers that are drawn once, everywhere the same, up to a version."""
+"""Loops without a loader: numbers drawn once, alike in all workers, up to a version."""
 
 import random
 from collections import Counter
@@ -29,11 +29,11 @@ SCRIPT = Path(numbered.__file__)
 def _run(
     folder: Path, *updates: int, slow_s: float = 0.0, **settings: Any
 ) -> tuple[Run, list[dict[str, Tensor]]]:
-    """A run, and what each worker came to."""
+    """A run, and each worker's result."""
     words = [str(folder), str(slow_s), *map(str, updates)]
     run = run_script(SCRIPT, folder, *words, **{"workers": 2, **settings})
-    found = sorted(folder.glob("result-*.pt"))
-    return run, [torch.load(path) for path in found]
+    results = sorted(folder.glob("result-*.pt"))
+    return run, [torch.load(path) for path in results]
 
 
 def alone(seed: int = 5) -> Pace:
@@ -41,31 +41,33 @@ def alone(seed: int = 5) -> Pace:
 
 
 def spared(context: Context) -> Pace:
-    """One that has prepared a model and no loader."""
+    """A pace with a prepared model and no loader."""
     pace = Pace(SoloExchange(), context)
     pace.prepare(*numbered.make())
     return pace
 
 
-def test_alone_it_is_its_plain_twin_to_the_last_bit() -> None:
-    found = numbered.train(alone(), [7])
-    assert differ(found, numbered.twin(5, 7, 1)) == 0.0
+def test_a_lone_worker_matches_plain_pytorch_bit_for_bit() -> None:
+    result = numbered.train(alone(), [7])
+    assert differ(result, numbered.twin(5, 7, 1)) == 0.0
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize(
     "where", [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}], ids=str
 )
-def test_full_sync_is_its_plain_twin(tmp_path: Path, workers: int, where: dict[str, str]) -> None:
-    _, found = _run(tmp_path, 12, workers=workers, protocol="full-sync", seed=5, **where)
-    assert len(found) == workers
-    for one in found:
-        assert differ(one, numbered.twin(5, 12, workers)) < CLOSE
+def test_full_sync_matches_plain_pytorch(
+    tmp_path: Path, workers: int, where: dict[str, str]
+) -> None:
+    _, results = _run(tmp_path, 12, workers=workers, protocol="full-sync", seed=5, **where)
+    assert len(results) == workers
+    for result in results:
+        assert differ(result, numbered.twin(5, 12, workers)) < CLOSE
 
 
-def test_called_again_it_goes_on(tmp_path: Path) -> None:
-    _, found = _run(tmp_path, 4, 4, 12, engine="inline", protocol="full-sync", seed=5)
-    assert differ(found[0], numbered.twin(5, 12, 2)) < CLOSE
+def test_repeated_calls_continue_the_count(tmp_path: Path) -> None:
+    _, results = _run(tmp_path, 4, 4, 12, engine="inline", protocol="full-sync", seed=5)
+    assert differ(results[0], numbered.twin(5, 12, 2)) < CLOSE
 
 
 @pytest.mark.parametrize(
@@ -73,25 +75,23 @@ def test_called_again_it_goes_on(tmp_path: Path) -> None:
     [("full-sync", 3), ("k-sync:2", 2), ("k-batch-sync:2", 2), ("k-async:2", 2),
      ("k-batch-async:2", 2), ("async", 1), ("local-sgd:4", 12), ("stale-synchronous:1", 1)],
 )  # fmt: skip
-def test_under_every_protocol_each_number_counts_once(
+def test_every_protocol_uses_each_number_once(
     tmp_path: Path, protocol: str, a_version: int
 ) -> None:
-    run, found = _run(tmp_path, 10, 15, engine="inline", workers=3, protocol=protocol)
+    run, results = _run(tmp_path, 10, 15, engine="inline", workers=3, protocol=protocol)
     assert run.used() == [Counter(range(n * a_version)) for n in (10, 5)]
     assert run.summary.updates == 15
-    assert all(differ(one, other) < CLOSE for one, other in pairwise(found))
+    assert all(differ(result, other) < CLOSE for result, other in pairwise(results))
 
 
 @pytest.mark.parametrize("protocol", ["adaptive", "adaptive-local:4"])
-def test_where_an_update_becomes_more_or_fewer_numbers_it_ends_there_all_the_same(
-    tmp_path: Path, protocol: str
-) -> None:
+def test_the_count_is_exact_where_an_updates_size_changes(tmp_path: Path, protocol: str) -> None:
     run, _ = _run(tmp_path, 10, 31, engine="inline", workers=3, protocol=protocol)
     assert run.summary.updates == 31
     assert all(set(used.values()) == {1} for used in run.used())
 
 
-def test_updates_that_were_not_made_are_made_of_new_numbers() -> None:
+def test_skipped_updates_are_replaced_with_new_numbers() -> None:
     pace = alone()
     model, optimizer = pace.prepare(*numbered.make())
     drawn = []
@@ -105,7 +105,7 @@ def test_updates_that_were_not_made_are_made_of_new_numbers() -> None:
     assert pace.version == 6
 
 
-def test_a_death_loses_no_number_and_draws_none_twice(tmp_path: Path) -> None:
+def test_a_death_neither_loses_nor_repeats_a_number(tmp_path: Path) -> None:
     run, _ = _run(
         tmp_path, 40, slow_s=0.01, protocol="full-sync", path="store", respawn=True, seed=5,
         fault=("kill worker 1 at update 9", "kill worker 0 at update 25"),
@@ -116,18 +116,18 @@ def test_a_death_loses_no_number_and_draws_none_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["store", "peers"])
-def test_stopped_and_resumed_is_never_stopped(say: Say, tmp_path: Path, path: str) -> None:
+def test_a_resumed_run_ends_as_one_that_never_stopped(say: Say, tmp_path: Path, path: str) -> None:
     words = f"launch --workers 2 --device cpu --seed 5 --run-dir {tmp_path / 'run'}"
     with stopped_at(tmp_path / "is-there"):
         code, _, err = say(f"{words} --path {path} {SCRIPT} {tmp_path} 0.02 5 60")
     assert code == 143, err
     code, _, err = say(f"launch --workers 2 --resume {tmp_path / 'run'} {SCRIPT} {tmp_path} 0 5 60")
     assert code == 0, err
-    found = torch.load(tmp_path / "result-0.pt")
-    assert differ(found, numbered.twin(5, 60, 2)) < CLOSE
+    result = torch.load(tmp_path / "result-0.pt")
+    assert differ(result, numbered.twin(5, 60, 2)) < CLOSE
 
 
-def test_the_plan_says_what_a_batch_is_and_how_far_it_goes(say: Say, tmp_path: Path) -> None:
+def test_the_plan_explains_a_batch_and_the_end(say: Say, tmp_path: Path) -> None:
     words = f"launch --workers 2 --device cpu --run-dir {tmp_path / 'run'}"
     code, out, err = say(f"{words} {SCRIPT} {tmp_path} 0 3")
     assert code == 0, err
@@ -136,7 +136,7 @@ def test_the_plan_says_what_a_batch_is_and_how_far_it_goes(say: Say, tmp_path: P
     assert "updates           3, " in out
 
 
-def test_what_is_drawn_is_a_function_of_seed_and_number() -> None:
+def test_random_draws_are_a_function_of_seed_and_number() -> None:
     def drawn(seed: int) -> list[tuple[float, float]]:
         pace, rows = alone(seed), []
         pace.prepare(*(parts := numbered.make()))
@@ -151,7 +151,7 @@ def test_what_is_drawn_is_a_function_of_seed_and_number() -> None:
     assert drawn(1) != drawn(2)
 
 
-def test_a_turn_is_counted_once_where_each_of_its_steps_is_a_version() -> None:
+def test_a_turn_is_counted_once_where_each_step_is_a_version() -> None:
     pace = alone()
     first, second = numbered.make(), numbered.make()
     pace.prepare(*first, *second)
@@ -166,7 +166,7 @@ def test_a_turn_is_counted_once_where_each_of_its_steps_is_a_version() -> None:
     assert seen == [(0, 0), (1, 2), (2, 4), (3, 6)]
 
 
-def test_a_pass_without_a_step_is_named_and_not_repeated_for_ever() -> None:
+def test_a_pass_without_a_step_is_refused_and_not_repeated_forever() -> None:
     pace = alone()
     pace.prepare(*numbered.make())
     with pytest.raises(ConfigError, match="made no update"):
@@ -174,7 +174,7 @@ def test_a_pass_without_a_step_is_named_and_not_repeated_for_ever() -> None:
             pass
 
 
-def test_what_cannot_be_is_one_sentence() -> None:
+def test_unsupported_uses_are_refused_in_one_sentence() -> None:
     with pytest.raises(ConfigError, match=r"comes after pace\.prepare"):
         alone().updates(4)
     pace = alone()
@@ -211,7 +211,7 @@ for number in range(3):
 """
 
 
-def test_a_step_outside_is_refused_with_what_to_write(say: Say, tmp_path: Path) -> None:
+def test_a_step_outside_the_loop_is_refused_with_advice(say: Say, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(OUTSIDE)
     code, out, err = say(
         f"launch --workers 2 --device cpu --run-dir {tmp_path / 'run'} {tmp_path / 'train.py'}"
@@ -221,7 +221,7 @@ def test_a_step_outside_is_refused_with_what_to_write(say: Say, tmp_path: Path) 
     assert "Traceback" not in out + err
 
 
-def test_a_script_that_ends_by_sys_exit_has_kept_its_end(say: Say, tmp_path: Path) -> None:
+def test_a_script_that_ends_by_sys_exit_is_saved(say: Say, tmp_path: Path) -> None:
     text = SCRIPT.read_text() + "    sys.exit(0)\n"
     (tmp_path / "numbered.py").write_text(text)
     words = f"--run-dir {tmp_path / 'run'} {tmp_path / 'numbered.py'} {tmp_path} 0"

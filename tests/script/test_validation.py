@@ -1,4 +1,4 @@
-"""A loop that validates where it trains: inside its block, or with other weights for a while."""
+"""A loop that validates where it trains: inside its block, or with temporarily other weights."""
 
 from pathlib import Path
 
@@ -52,23 +52,23 @@ print(made, validated)
 """
 
 
-def said(folder: Path, text: str, **settings: object) -> str:
-    """What the first worker prints."""
+def output_of(folder: Path, text: str, **settings: object) -> str:
+    """The output of the first worker."""
     (folder / "train.py").write_text(SCRIPT + text)
     run = run_script(folder / "train.py", folder, workers=2, **settings)
     return (run.folder / "logs" / "worker-0.log").read_text()
 
 
-def test_a_step_that_is_made_is_not_left_any_more(tmp_path: Path) -> None:
-    """The other worker calls off the work that comes next, many times meanwhile."""
+def test_a_completed_step_is_not_called_off(tmp_path: Path) -> None:
+    """Meanwhile the other worker calls off the next work many times."""
     text = IN_THE_BLOCK.replace("BEFORE", "pass").replace("BEHIND", "validate()")
-    made, validated = map(int, said(tmp_path, text, protocol="k-sync:1").split())
+    made, validated = map(int, output_of(tmp_path, text, protocol="k-sync:1").split())
     assert made == validated > 0
 
 
-def test_a_step_that_is_left_leaves_the_models_mode_as_it_was(tmp_path: Path) -> None:
+def test_a_step_that_is_called_off_leaves_the_models_mode_unchanged(tmp_path: Path) -> None:
     text = IN_THE_BLOCK.replace("BEHIND", "pass").replace("BEFORE", "validate()")
-    said(tmp_path, text, protocol="k-sync:1")
+    output_of(tmp_path, text, protocol="k-sync:1")
 
 
 AVERAGED = """
@@ -108,14 +108,14 @@ CALLED = """
 PEERS = {"protocol": "full-sync", "path": "peers"}
 
 
-def test_weights_that_others_compute_on_are_not_exchanged_for_a_while(tmp_path: Path) -> None:
+def test_swapping_weights_that_others_use_is_refused(tmp_path: Path) -> None:
     text = AVERAGED.replace("EVALUATE", COPIED.strip()).replace("SECONDS", "5")
     with pytest.raises(ConfigError, match=r"was changed after prepare.*torch\.func\.functional_"):
-        said(tmp_path, text, **PEERS)
+        output_of(tmp_path, text, **PEERS)
 
 
 @pytest.mark.parametrize("way", [POINTED, CALLED], ids=["other memory", "functional_call"])
-def test_other_memory_for_a_while_is_nothing_to_them(tmp_path: Path, way: str) -> None:
-    expected = said(tmp_path, AVERAGED.replace("EVALUATE", "pass"), **PEERS)
+def test_swapping_memory_for_a_while_changes_nothing_for_others(tmp_path: Path, way: str) -> None:
+    expected = output_of(tmp_path, AVERAGED.replace("EVALUATE", "pass"), **PEERS)
     (again := tmp_path / "again").mkdir()
-    assert said(again, AVERAGED.replace("EVALUATE", way.strip()), **PEERS) == expected
+    assert output_of(again, AVERAGED.replace("EVALUATE", way.strip()), **PEERS) == expected

@@ -1,7 +1,7 @@
-"""Small training scripts of every kind that a PyTorch user writes, each beside its plain twin.
+"""Small training scripts of every kind that PyTorch users write, each with its plain twin.
 
-A family is a file; a script is a function of it, read by itself, with what must hold of it at the
-family's end. ``python -m scripts`` in tests/ runs all of them everywhere and writes
+Each file is a family and each script a self-contained function, with its requirements at the end
+of the file. ``python -m scripts`` in tests/ runs all of them everywhere and writes
 docs/scripts.md.
 """
 
@@ -43,6 +43,6 @@ SCRIPTS = tuple(script for family in FAMILIES.values() for script in family)
 
 
 def find(name: str) -> Script:
-    """The script of this name."""
+    """Find the script of this name."""
     [script] = [one for one in SCRIPTS if one.name == name]
     return script

@@ -24,7 +24,7 @@ from .rows import begin_process, row_of
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = 2
-"""Scripts that run at once: few, since each starts workers of its own."""
+"""Number of scripts that run at once: few, since each starts workers of its own."""
 PAGE = ROOT / "docs" / "scripts.md"
 
 HEAD = """\
@@ -49,7 +49,7 @@ steps, which [loops.md](loops.md) has more of.
 
 
 def run_all(scripts: Sequence[Script]) -> Iterator[tuple[Script, list[Cell]]]:
-    """Each script in every configuration, said line by line."""
+    """Run each script in every configuration and report it line by line."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(PROCESSES, context, begin_process) as pool:
         results = pool.map(row_of, [one.name for one in scripts])
@@ -77,7 +77,7 @@ def page(rows: dict[str, list[Cell]]) -> str:
 def table(
     scripts: Sequence[Script], rows: dict[str, list[Cell]], notes: dict[str, int]
 ) -> list[str]:
-    """A family's scripts, a row each."""
+    """The scripts of a family, one row each."""
     names = " | ".join(one.name for one in CONFIGURATIONS)
     lines = [f"| script | what it does | {names} |", "|---" * (2 + len(CONFIGURATIONS)) + "|"]
     for script in scripts:
@@ -87,14 +87,14 @@ def table(
 
 
 def written(one: Cell, notes: dict[str, int]) -> str:
-    """A cell, with the number of its sentence where it was refused."""
+    """A cell, with the number of its sentence if it was refused."""
     if one.verdict != REFUSED:
         return one.verdict
     return f"refused [{notes.setdefault(one.words, len(notes) + 1)}]"
 
 
 def about(rows: dict[str, list[Cell]]) -> dict[str, str]:
-    """Where the page was made, and how many cells are what."""
+    """Where the page was made, and the counts of cells by verdict."""
     counts = Counter(one.verdict for row in rows.values() for one in row)
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,4 +1,4 @@
-"""What a script of this corpus is: a loop as a user writes it, and what must hold of it, as data.
+"""A script of this corpus: a loop as a user writes it, and its requirements as data.
 
     Script(text, refused=several("write pace.clip_grad_norm_"))
 
@@ -18,18 +18,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 SAMPLES, EPOCHS = 64, 3
-"""Of scripts that are about something else: 8 batches an epoch, of 8 samples, which 4 workers share
-and of which 2 workers under local-sgd:4 make two rounds."""
+"""For scripts that test something else: 8 batches of 8 samples per epoch, which 4 workers share, or
+2 workers under local-sgd:4 take in two rounds."""
 
 DOUBLE = torch.float64
 
 Numbers: TypeAlias = dict[str, list[Tensor]]
-"""What was noted under each name, in order."""
+"""The notes under each name, in order."""
 
 
 @dataclass(slots=True)
 class Noted:
-    """What one worker noted, or the twin.
+    """The notes of one worker or of the twin.
 
     Attributes:
         facts: the same under every configuration.
@@ -51,7 +51,7 @@ class Noted:
 
 
 class Record:
-    """A script's notebook.
+    """The recorder of a script.
 
     Attributes:
         folder: where the script may write files.
@@ -82,7 +82,7 @@ class Record:
         _add(self.noted.used, {"samples": indices})
 
     def state(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
-        """Model and optimizer as they are between two epochs, or at the end."""
+        """Model and optimizer between two epochs or at the end."""
         _add(self.noted.weights, dict(model.state_dict()))
         if optimizer is None:
             return
@@ -99,10 +99,10 @@ def _add(numbers: Numbers, values: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """How a script is run.
+    """One way to run a script.
 
     Attributes:
-        is_lockstep: whether every update has all workers' parts of one batch.
+        is_lockstep: whether every update combines the parts of one batch of all workers.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Configuration:
 
     @property
     def is_local(self) -> bool:
-        """Whether the script's optimizer steps in each worker by itself."""
+        """Whether the script's optimizer steps separately in each worker."""
         return self.protocol.startswith("local-sgd")
 
 
@@ -135,9 +135,9 @@ class Refusal:
     """A refusal by name.
 
     Args:
-        says: a regular expression that its sentence holds.
+        says: a regular expression that its sentence must match.
         is_early: whether it comes before the first step.
-        is_sure: whether the script must be refused; otherwise it may, and is right where it is not.
+        is_sure: whether the script must be refused; otherwise it may be refused or right.
     """
 
     says: str
@@ -153,30 +153,30 @@ Refusals: TypeAlias = Mapping[str, Refusal]
 
 
 def everywhere(says: str, **options: bool) -> Refusals:
-    """By several workers surely; one may do as plain PyTorch does."""
+    """Refused with several workers; a single one may behave as plain PyTorch."""
     alone = Refusal(says, is_sure=False)
     return {PLAIN.name: alone, **several(says, **options)}
 
 
 def several(says: str, **options: bool) -> Refusals:
-    """By every configuration of several workers."""
+    """Refused by every configuration of several workers."""
     return {one.name: Refusal(says, **options) for one in SEVERAL}
 
 
 def gathered(says: str, **options: bool) -> Refusals:
-    """Where an update averages several gradients: by full-sync and k-batch-async."""
+    """Refused where an update averages several gradients: by full-sync and k-batch-async."""
     alone = ("k-sync:1",)  # an update is one push, so a part is the whole
     names = [one.name for one in SEVERAL if not one.is_local]
     return {one: Refusal(says, **options) for one in names if not one.startswith(alone)}
 
 
 def pushed(says: str, **options: bool) -> Refusals:
-    """Where gradients are what workers push: by all of several but local-sgd."""
+    """Refused where workers push gradients: with several workers by all but local-sgd."""
     return {one.name: Refusal(says, **options) for one in SEVERAL if not one.is_local}
 
 
 def loose(says: str, **options: bool) -> Refusals:
-    """Where workers go at their own pace: neither full-sync nor local-sgd."""
+    """Refused where workers run at their own pace: neither full-sync nor local-sgd."""
     return {
         one.name: Refusal(says, **options)
         for one in SEVERAL
@@ -185,7 +185,7 @@ def loose(says: str, **options: bool) -> Refusals:
 
 
 def not_lockstep(says: str, **options: bool) -> Refusals:
-    """By all of several but full-sync."""
+    """Refused with several workers by all but full-sync."""
     return {one.name: Refusal(says, **options) for one in SEVERAL if not one.is_lockstep}
 
 
@@ -194,11 +194,11 @@ Text: TypeAlias = Callable[[Record], None]
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One script and what must hold of it.
+    """One script and its requirements.
 
     Args:
-        text: the script; its docstring says what it does in a few words.
-        like: the text of the twin, where it is not the script's own.
+        text: the script; its docstring describes it in a few words.
+        like: the text of the twin, if it differs from the script.
         like_several: the same for several workers only.
         is_exact: whether full-sync computes what one process does. Where it does not (dropout,
             batch norm, random augmentation), it is compared with the inline engine instead.
@@ -208,8 +208,8 @@ class Script:
             from the seed and the epoch.
         falls: whether the loss falls.
         uses_all: whether every epoch uses each sample once; otherwise each at most once.
-        counts_itself: whether it ends by a worker's own count of steps; where workers go at their
-            own pace nothing more can be asked of it than that it ends.
+        counts_itself: whether it ends by a worker's own count of steps; where workers run at their
+            own pace it is only required to end.
         num_samples: an epoch has, as positions of its sampler.
         epochs: that come to their end.
         refused: by which configurations, and how.
@@ -234,11 +234,11 @@ class Script:
 
     @property
     def summary(self) -> str:
-        """What it does, in a few words."""
+        """A description in a few words."""
         return (self.text.__doc__ or "").strip().rstrip(".")
 
     def twin(self, configuration: Configuration) -> Text:
-        """The plain text of what this configuration computes."""
+        """The plain script that computes the same as this configuration."""
         if configuration != PLAIN and self.like_several is not None:
             return self.like_several
         return self.like or self.text

@@ -1,14 +1,14 @@
-"""Runs a script in one configuration and says whether it is right: a cell of docs/scripts.md.
+"""Runs a script in one configuration and judges it: a cell of docs/scripts.md.
 
     plain          the script by itself  ==  its twin, to the last bit
     full-sync      every worker          ==  the twin, to CLOSE; the inline engine where a worker's
                                              part of a batch is not what one process would see
     all others     what holds under any protocol: facts, equal weights, each sample once, the loss
 
-A run that takes longer than LIMIT_S is ended and is a finding like any other. This module must not
-know any script by name.
+A run that takes longer than LIMIT_S is ended and counts as a finding. This module must not know
+any script by name.
 
-Longer than a file should be: the one place that says what right is.
+Longer than a file should be: the one place that defines what is right.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of running a script: what each worker noted, or why it ended.
+    """The outcome of a script: the notes of each worker, or why it ended.
 
     Attributes:
         runs: of several workers; more than one where the script trains in trials.
@@ -70,14 +70,14 @@ class Outcome:
 
 
 class TookTooLong(BaseException):
-    """A run did not come to its end; no ``except Exception`` stops it."""
+    """A run did not end in time; no ``except Exception`` catches it."""
 
 
 # -- running ----------------------------------------------------------------------------------
 
 
 def cell(script: Script, configuration: Configuration) -> Cell:
-    """Run ``script`` so, and judge what came of it."""
+    """Run ``script`` in this configuration and judge the outcome."""
     with tempfile.TemporaryDirectory(prefix="script-") as scratch, kept_random_state():
         folder = Path(scratch)
         if configuration == PLAIN:
@@ -94,7 +94,7 @@ def cell(script: Script, configuration: Configuration) -> Cell:
 
 
 def alone(text: Text, folder: Path, stand_in: Plain | None) -> Outcome:
-    """In this process: as plain ``python`` runs it, or with a stand-in for Paceline."""
+    """Run in this process, as plain ``python`` would, or with a stand-in for Paceline."""
     folder.mkdir(parents=True, exist_ok=True)
     record = Record(folder)
     worker.start_context(None, Context())  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ def alone(text: Text, folder: Path, stand_in: Plain | None) -> Outcome:
 
 
 def launched(script: Script, at: Configuration, folder: Path, **settings: Any) -> Outcome:
-    """By several workers, as ``paceline launch`` does it."""
+    """Run with several workers, as ``paceline launch`` does."""
     folder.mkdir(parents=True)
     settings = {"workers": at.workers, "protocol": at.protocol, **settings}
     path, error, runs = Path(one_script.__file__), None, list[Run]()
@@ -130,18 +130,18 @@ def launched(script: Script, at: Configuration, folder: Path, **settings: Any) -
 
 
 def trial_of(folder: Path, one: TrialSummary) -> Run:
-    """A trial as the run that it is."""
+    """A trial as a run."""
     return Run(folder=folder / one.name, summary=one.summary)
 
 
 def count_pushes(folder: Path) -> int:
-    """Of a run that ended early, too."""
+    """The number of pushes, also of a run that ended early."""
     trace = folder / "run" / "trace.jsonl"
     return len(Run(folder=trace.parent, summary=None).pushes) if trace.exists() else 0  # type: ignore[arg-type]
 
 
 def seed_everything() -> None:
-    """What a script that seeds nothing begins with: the same as its twin."""
+    """The random state of an unseeded script: the same as for its twin."""
     random.seed(0)
     numpy.random.seed(0)
     torch.manual_seed(0)
@@ -149,7 +149,7 @@ def seed_everything() -> None:
 
 @contextlib.contextmanager
 def ended_after(seconds: float) -> Iterator[None]:
-    """Raise TookTooLong in what does not end; a test's own alarm goes on afterwards."""
+    """Raise TookTooLong in code that does not end; the alarm of a test continues afterwards."""
 
     def ring(*_: object) -> None:
         raise TookTooLong(f"it did not end within {seconds:g} s")
@@ -167,7 +167,7 @@ def ended_after(seconds: float) -> Iterator[None]:
 
 
 def judge_end(outcome: Outcome, refusal: Refusal | None) -> Cell:
-    """A run that raised: refused as it was to be, or a finding."""
+    """Judge a run that raised: an announced refusal, or a finding."""
     error = outcome.error
     words = gist(error)
     if refusal is None or not isinstance(error, PacelineError):
@@ -180,14 +180,14 @@ def judge_end(outcome: Outcome, refusal: Refusal | None) -> Cell:
 
 
 def gist(error: BaseException | None) -> str:
-    """An error in a line: of one out of a worker its own message and where it was."""
+    """An error in one line: for one from a worker, its message and location."""
     lines = str(error).splitlines() or [""]
     told = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-2]}"
     return f"{type(error).__name__}: {told}"
 
 
 def differences(script: Script, at: Configuration, found: Outcome, folder: Path) -> Iterator[str]:
-    """What is not as it must be, in words."""
+    """Describe the first violation in words."""
     stand_in = Drawn(at.workers) if script.shuffles and at != PLAIN else Plain(at.workers)
     twin = alone(script.twin(at), folder / "twin", stand_in)
     if twin.error is not None:
@@ -219,7 +219,7 @@ def differences(script: Script, at: Configuration, found: Outcome, folder: Path)
 
 
 def unequal(expected: Noted, found: Noted, tolerance: float) -> Iterator[str]:
-    """Every kind of note, one by one."""
+    """Compare every kind of note."""
     for kind in fields(Noted):
         yield from numbers_differ(
             kind.name, getattr(expected, kind.name), getattr(found, kind.name), tolerance
@@ -227,7 +227,7 @@ def unequal(expected: Noted, found: Noted, tolerance: float) -> Iterator[str]:
 
 
 def numbers_differ(kind: str, expected: Numbers, found: Numbers, tolerance: float) -> Iterator[str]:
-    """Names, how often each was noted, and the numbers."""
+    """Compare names, the number of notes of each, and the values."""
     if expected.keys() != found.keys():
         yield f"{kind}: noted {sorted(found)} and not {sorted(expected)}"
         return
@@ -242,12 +242,12 @@ def numbers_differ(kind: str, expected: Numbers, found: Numbers, tolerance: floa
 
 
 def shown(value: torch.Tensor) -> str:
-    """A number, or the first ones."""
+    """A value, or the first values."""
     return " ".join(f"{one:.9g}" for one in value.flatten()[:4].tolist())
 
 
 def facts_differ(plain: Noted, found: Sequence[Noted]) -> Iterator[str]:
-    """What holds under any protocol, for what workers noted; what main alone notes counts, too."""
+    """Check what holds under any protocol for notes of workers; those of main alone count, too."""
     for one in found:
         known = {name: plain.facts[name] for name in one.facts if name in plain.facts}
         yield from numbers_differ("facts", known, one.facts, CLOSE)

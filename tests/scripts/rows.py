@@ -1,7 +1,7 @@
 """One row of the page: a script in every configuration, in a process of its own.
 
-The page's processes run beside each other; each keeps the process that its workers are forked from.
-This module must not know the page.
+The processes of the page run in parallel; each keeps the process that forks its workers. This
+module must not know the page.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ from .base import CONFIGURATIONS
 from .harness import Cell, cell
 
 _kept = contextlib.ExitStack()
-"""The process that workers are forked from, in each of the processes here."""
+"""The process that forks workers, in each of the processes here."""
 
 
 def begin_process() -> None:
-    """One of the processes that scripts are run in, side by side.
+    """Initialize one of the parallel processes that run scripts.
 
-    It was spawned, and a loader's workers would be, too: under ``python`` they are forked.
+    It was spawned, as would be loader workers, which are forked under ``python``.
     """
     multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)
@@ -32,7 +32,7 @@ def begin_process() -> None:
 
 
 def row_of(name: str) -> tuple[list[Cell], float]:
-    """One script in every configuration, and the seconds it took."""
+    """Run one script in every configuration; return the row and its duration in seconds."""
     script = next(one for one in SCRIPTS if one.name == name)
     begun_s = time.perf_counter()
     said = io.StringIO()  # what scripts print

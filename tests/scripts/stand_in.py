@@ -1,7 +1,7 @@
-"""What ``pace`` is without Paceline: one process, nothing shared, plain PyTorch.
+"""A stand-in for ``pace`` without Paceline: one process, nothing shared, plain PyTorch.
 
-A script's plain twin is the same text with this in Paceline's place, so that only what Paceline
-does differs. ``Drawn`` draws the orders of shuffled epochs from the seed and the epoch as several
+The plain twin of a script is the same text with this instead of Paceline, so that only Paceline's
+work differs. ``Drawn`` draws the orders of shuffled epochs from the seed and the epoch as several
 workers do; nothing else here knows Paceline.
 """
 
@@ -22,7 +22,7 @@ from paceline.script.worker import BESIDE_SALT
 
 
 class Block:
-    """What ``with pace.step() as step`` gives; nothing in it does anything."""
+    """The block of ``with pace.step() as step``; it does nothing."""
 
     was_superseded = False
     weight: float | None = None
@@ -55,7 +55,7 @@ class Plain:
         return range(epochs) if isinstance(epochs, int) else epochs
 
     def updates(self, updates: int | None, loader: Any) -> Iterator[Any]:
-        """Batches, pass after pass."""
+        """Yield batches, pass after pass."""
         passes = (batch for _ in itertools.count() for batch in loader)
         return itertools.islice(passes, updates)
 
@@ -73,7 +73,7 @@ class Plain:
         yield True
 
     def evaluate(self, fn: Any, loader: "DataLoader[Any]") -> dict[str, tuple[float, float]]:
-        """The sums, without gradients and with the model in evaluation mode."""
+        """Return the sums, without gradients and with the model in evaluation mode."""
         totals: dict[str, tuple[float, float]] = {}
         with torch.no_grad(), self._evaluating():
             for batch in loader:
@@ -124,7 +124,7 @@ class Plain:
 
 
 class Drawn(Plain):
-    """The same, with epochs in the order that several workers draw."""
+    """The same, with epochs in the order drawn by several workers."""
 
     _num_beside = 0
 
@@ -137,7 +137,7 @@ class Drawn(Plain):
 
 
 class Redrawn:
-    """A loader whose epochs' orders are drawn from the seed and the epoch."""
+    """A loader whose order is drawn from the seed and the epoch."""
 
     def __init__(self, loader: "DataLoader[Any]", seed: int) -> None:
         self.dataset: Any = loader.dataset

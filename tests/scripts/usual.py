@@ -1,6 +1,6 @@
-"""What scripts have that are about something else: data, a small network, the loop of the README.
+"""Common parts of scripts: data, a small network, the loop of the README.
 
-All in float64 and the same every time. This module must not know how a script is run.
+All in float64 and deterministic. This module must not know how a script is run.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ def points(num_samples: int = SAMPLES) -> TensorDataset:
 
 
 def held_out(num_samples: int = 17) -> TensorDataset:
-    """Others of the same kind, to evaluate on."""
+    """Other samples of the same kind, for evaluation."""
     return TensorDataset(*tensors(num_samples, seed=8))
 
 
@@ -47,7 +47,7 @@ class Numbered(Dataset[Any]):
 
 
 def network(*extra: nn.Module, seed: int = 3) -> nn.Sequential:
-    """Two layers, with something between them where it is given."""
+    """Two layers, with an optional layer between them."""
     torch.manual_seed(seed)
     layers = nn.Linear(WIDTH, 12), nn.Tanh(), *extra, nn.Linear(12, CLASSES)
     return nn.Sequential(*layers).double()
@@ -63,7 +63,7 @@ def one_epoch(pace: Any, model: nn.Module, optimizer: Optimizer, loader: Any) ->
 
 
 def count_right(model: nn.Module) -> Any:
-    """For ``pace.evaluate``: the right answers and the loss of a batch."""
+    """For ``pace.evaluate``: number of right answers and loss of a batch."""
 
     def measure(batch: Any) -> dict[str, tuple[float, float]]:
         outputs = model(batch[0])

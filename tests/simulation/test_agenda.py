@@ -1,4 +1,4 @@
-"""What comes next in virtual time, asked of the agenda itself: no protocol, no run."""
+"""The next event in virtual time, from the agenda itself: no protocol, no run."""
 
 import pytest
 
@@ -11,8 +11,8 @@ from paceline.simulation.agenda import Agenda, AgendaChange
 EACH_S = Conditions(delays=(parse_delay("1s"), parse_delay("3s")))
 
 
-def begun(conditions: Conditions) -> Agenda:
-    """Both workers are there and at work, on one step each."""
+def started_agenda(conditions: Conditions) -> Agenda:
+    """An agenda with two workers, each at work on one step."""
     agenda = Agenda(conditions)
     for _ in range(2):
         at_s, what = agenda.next()
@@ -22,28 +22,28 @@ def begun(conditions: Conditions) -> Agenda:
     return agenda
 
 
-def test_pushes_come_in_the_order_of_time() -> None:
-    agenda = begun(EACH_S)
+def test_pushes_arrive_in_time_order() -> None:
+    agenda = started_agenda(EACH_S)
     assert agenda.next() == (1.0, Ticket(0, 0, 0))
     assert agenda.end(0, 1.0) == 1.0
     agenda.begin([Ticket(0, 1, 0)], [1], 1.0)
     assert [agenda.next()[0], agenda.next()[0]] == [2.0, 3.0]
 
 
-def test_what_is_called_off_never_comes() -> None:
-    agenda = begun(EACH_S)
+def test_cancelled_push_never_arrives() -> None:
+    agenda = started_agenda(EACH_S)
     assert agenda.end(0, 0.25, is_called_off=True) == 0.25
     assert agenda.next() == (3.0, Ticket(1, 0, 0))
 
 
-def test_who_left_is_not_counted_as_there() -> None:
-    agenda = begun(EACH_S)
+def test_absent_worker_is_not_counted_as_present() -> None:
+    agenda = started_agenda(EACH_S)
     agenda.end(1, 0.5, is_called_off=True)
     agenda.leave(1, 0.5)
     assert agenda.seconds_there(2.0) == 2.5
 
 
-def test_when_everybody_is_gone_it_says_so() -> None:
+def test_error_says_when_all_workers_are_gone() -> None:
     agenda = Agenda(
         Conditions(
             delays=(parse_delay("1s"),), absences=(Absence(worker=0, from_s=5.0, until_s=6.0),)

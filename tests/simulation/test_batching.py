@@ -1,4 +1,4 @@
-"""Gradients in one go: those of one at a time within the stated tolerance, or refused by name."""
+"""Batched gradients equal single ones within the stated tolerance, or are refused by name."""
 
 import functools
 from dataclasses import replace
@@ -36,7 +36,7 @@ def trained(task: Task, text: str, *, is_batched: bool, rule: str = "none") -> T
 
 
 class Scaled(Tied):
-    """With a constant in a buffer, and a parameter that is one number."""
+    """Has a constant buffer and a scalar parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Scaled(Tied):
         return self.scale * super().forward(inputs) + self.get_buffer("offset")
 
 
-def test_buffers_that_stay_and_single_numbers_go_along() -> None:
+def test_constant_buffers_and_scalars_are_supported() -> None:
     task = replace(TASK, model=Scaled)
     one, _, _ = trained(task, "full-sync", is_batched=False)
     together, _, _ = trained(task, "full-sync", is_batched=True)
@@ -59,8 +59,8 @@ def test_buffers_that_stay_and_single_numbers_go_along() -> None:
     "text", ["full-sync", "k-sync:3", "k-async:2", "k-batch-async:3", "k-batch-sync:5", "async"]
 )
 @pytest.mark.parametrize("rule", ["none", "distance:0.002"])
-def test_in_one_go_is_one_at_a_time_within_the_tolerance(text: str, rule: str) -> None:
-    """With tied weights, a frozen bias, momentum, decay, and a last batch that is smaller."""
+def test_batched_gradients_equal_single_ones_within_tolerance(text: str, rule: str) -> None:
+    """With tied weights, a frozen bias, momentum, decay, and a smaller last batch."""
     task = replace(TASK, batch_size=11)
     one, _, alone = trained(task, text, is_batched=False, rule=rule)
     together, work, run = trained(task, text, is_batched=True, rule=rule)
@@ -84,12 +84,12 @@ def test_members_at_one_version_are_computed_in_one_call(monkeypatch: pytest.Mon
     assert sizes == [4] * run.counts.updates
 
 
-def test_how_many_go_together_is_a_power_of_two() -> None:
+def test_batch_counts_are_powers_of_two() -> None:
     assert [num_together(count) for count in (1, 2, 3, 7, 8, 1000)] == [1, 2, 2, 4, 8, MOST]
 
 
 class Noisy(nn.Module):
-    """A layer that draws random numbers without saying so."""
+    """A custom layer that draws random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Noisy(nn.Module):
 
 
 class Branching(Noisy):
-    """A layer whose way depends on its values."""
+    """A layer that branches on its values."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = self.layer(inputs)
@@ -121,7 +121,7 @@ def with_dropout() -> nn.Module:
     ],
     ids=["batch norm", "dropout", "random", "branch"],
 )
-def test_what_cannot_go_together_is_named(task: Task, message: str) -> None:
+def test_unbatchable_module_is_named(task: Task, message: str) -> None:
     task = replace(task, optimizer=functools.partial(torch.optim.SGD))
     with pytest.raises(ConfigError, match=message):
         trained(task, "full-sync", is_batched=True)
@@ -132,9 +132,9 @@ def test_local_steps_are_refused() -> None:
         trained(TASK, "local-sgd:2", is_batched=True)
 
 
-def test_a_gradient_that_is_off_is_refused() -> None:
+def test_wrong_batched_gradient_is_refused() -> None:
     class Uneven(nn.Module):
-        """Counts its calls, of which there is one for a trace."""
+        """Counts its calls; the first one is a trace."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Many updates at once: the same updates as event by event, and never where events decide."""
+"""Many updates at once: equal to event by event, and never used where event order matters."""
 
 import dataclasses
 import math
@@ -26,10 +26,10 @@ RHYTHMIC = sorted(name for name, kind in PROTOCOLS.items() if kind.rhythm is not
 
 @st.composite
 def runs(draw: Any) -> tuple[str, Conditions]:
-    """A protocol that has a rhythm, and workers that differ."""
+    """A protocol that has a rhythm, and unequal workers."""
     name = draw(st.sampled_from(RHYTHMIC))
     count = draw(st.integers(1, 9))
-    is_limited = any(one.is_at_most_workers for one in PROTOCOLS[name].arguments)
+    is_limited = any(argument.is_at_most_workers for argument in PROTOCOLS[name].arguments)
     text = with_number(name, draw(st.integers(1, count if is_limited else 2 * count)))
     delays = tuple(parse_delay(draw(st.sampled_from(DELAYS))) for _ in range(count))
     factors = st.sampled_from([1.5, 40.0])
@@ -37,14 +37,16 @@ def runs(draw: Any) -> tuple[str, Conditions]:
     return text, Conditions(delays=delays, slow=slow, seed=draw(st.integers(0, 99)))
 
 
-def equal(counts: Counts, others: Counts) -> None:
+def assert_equal_counts(counts: Counts, others: Counts) -> None:
     for field in counts.__slots__:
         assert getattr(counts, field) == pytest.approx(getattr(others, field), rel=1e-9), field
 
 
 @settings(max_examples=200, deadline=None)
 @given(runs(), st.integers(1, 70), st.integers(0, 70))
-def test_as_event_by_event(run: tuple[str, Conditions], first: int, more: int) -> None:
+def test_bulk_driver_equals_event_by_event_simulation(
+    run: tuple[str, Conditions], first: int, more: int
+) -> None:
     text, conditions = run
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bulk, "_FEW", 0)
@@ -55,22 +57,24 @@ def test_as_event_by_event(run: tuple[str, Conditions], first: int, more: int) -
     for driver in (many, one):
         driver.advance(first + more)
         driver.counts.there_s = driver.there_s(driver.counts.times_s[-1])
-    equal(many.counts, one.counts)
+    assert_equal_counts(many.counts, one.counts)
 
 
 @pytest.mark.parametrize("text", ["k-batch-async:7", "k-async:50", "k-batch-sync:150", "k-sync:3"])
-def test_one_among_many_is_a_thousand_times_faster(text: str) -> None:
+def test_bulk_driver_handles_one_much_faster_worker(text: str) -> None:
     slow = dict.fromkeys(range(1, 80), 1000.0)
     conditions = Conditions(delays=(parse_delay("exp:1ms"),) * 80, slow=slow)
     many, one = bulk_driver(parse(text, 80), conditions), LeanDriver(parse(text, 80), conditions)
     assert many is not None
     for driver in (many, one):
         driver.advance(60)
-    equal(many.counts, one.counts)
+    assert_equal_counts(many.counts, one.counts)
 
 
 @pytest.mark.parametrize("name", RHYTHMIC)
-def test_more_steps_than_are_held_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_driver_handles_more_steps_than_it_holds(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bulk, "_FEW", 0)
     monkeypatch.setattr(bulk, "_CELLS", 40)  # no whole number of updates of 3 pushes
     conditions = Conditions(delays=(parse_delay("exp:10ms"),) * 5)
@@ -79,11 +83,11 @@ def test_more_steps_than_are_held_at_once(name: str, monkeypatch: pytest.MonkeyP
     assert many is not None
     for driver in (many, one):
         driver.advance(200)
-    equal(many.counts, one.counts)
+    assert_equal_counts(many.counts, one.counts)
 
 
-def test_a_heavy_tail_takes_no_more_steps_than_are_asked_for() -> None:
-    """Nearly all steps are a thousand times shorter than the mean."""
+def test_heavy_tail_draws_only_the_steps_needed() -> None:
+    """Almost all steps are a thousand times shorter than the mean."""
     conditions = Conditions(delays=(parse_delay("lognormal:6,10ms"),) * 8)
     many, one = (
         bulk_driver(parse("async", 8), conditions),
@@ -92,11 +96,11 @@ def test_a_heavy_tail_takes_no_more_steps_than_are_asked_for() -> None:
     assert isinstance(many, bulk._Chains)
     for driver in (many, one):
         driver.advance(3000)
-    equal(many.counts, one.counts)
+    assert_equal_counts(many.counts, one.counts)
     assert sum(map(len, many._ahead)) < 20_000
 
 
-def test_rows_of_steps_do_not_grow_with_one_that_is_much_faster() -> None:
+def test_step_rows_do_not_grow_with_one_much_faster_worker() -> None:
     slow = dict.fromkeys(range(1, 300), 1e6)
     conditions = Conditions(delays=(parse_delay("exp:1ms"),) * 300, slow=slow)
     assert bulk_driver(parse("k-batch-sync:20000", 300), conditions) is None
@@ -120,17 +124,17 @@ PLAIN = Conditions(delays=(parse_delay("exp:1s"),) * 3)
     ],
     ids=["ties", "ties of one", "ties by rounding", "slow phases", "absences"],
 )
-def test_events_where_they_decide(conditions: Conditions) -> None:
+def test_bulk_driver_is_refused_where_event_order_matters(conditions: Conditions) -> None:
     assert bulk_driver(parse("async", 3), PLAIN) is not None
     assert bulk_driver(parse("async", 3), conditions) is None
 
 
-def test_events_where_pushes_are_dropped() -> None:
+def test_bulk_driver_is_refused_if_pushes_are_dropped() -> None:
     assert bulk_driver(parse("async", 3, "drop:1"), PLAIN) is None
     assert bulk_driver(parse("async", 3, "inverse"), PLAIN) is not None
 
 
-def test_a_protocol_that_decides_otherwise_has_no_rhythm_by_birth() -> None:
+def test_subclass_with_other_decisions_inherits_no_rhythm() -> None:
     class Restless(KSync):
         def react(self, fact: Fact) -> list[Decision]:
             return super().react(fact)

@@ -1,4 +1,4 @@
-"""The one model of a run: the versions it holds, what it makes of data, and peers' averages."""
+"""The model of a run: its versions, evaluations, and averages of peers."""
 
 import torch
 
@@ -16,7 +16,7 @@ from reference import differ, state_of
 from tiny import BATCH_SIZE, TASK, WIDTH, WITH_BATCH_NORM, samples
 
 
-def test_an_old_version_is_kept_while_somebody_holds_it() -> None:
+def test_old_version_is_kept_while_held() -> None:
     protocol = parse("full-sync", 2)
     store = PeersWork(TASK, protocol, num_workers=2, batch_size=BATCH_SIZE).store
     versions = Versions(store, torch.zeros(8, dtype=torch.uint8), is_pure=True)
@@ -31,7 +31,7 @@ def test_an_old_version_is_kept_while_somebody_holds_it() -> None:
     assert versions.num_held == 0
 
 
-def test_an_evaluation_goes_over_all_of_the_data() -> None:
+def test_evaluation_covers_all_data() -> None:
     test = samples().test
     model = TASK.model().train()
     assert {count for _, count in examine(TASK, model, test).values()} == {17}
@@ -41,7 +41,7 @@ def test_an_evaluation_goes_over_all_of_the_data() -> None:
     assert (inputs.shape, targets.shape) == ((5, WIDTH), (5,))
 
 
-def test_peers_average_what_the_store_sums() -> None:
+def test_peers_average_equals_the_sum_of_the_store() -> None:
     states = []
     for path in ("store", "peers"):
         protocol = parse("full-sync", 2)
@@ -55,7 +55,7 @@ def test_peers_average_what_the_store_sums() -> None:
     assert differ(*states) < 1e-12
 
 
-def test_a_push_was_computed_at_the_version_that_it_names() -> None:
+def test_push_names_the_version_it_was_computed_at() -> None:
     pushed = Pushed(Ticket(1, 4, 7), 8, 0.5, True, 2.0)
     handed = Handed(fact=pushed, compute_s=1.0, wait_s=0.0, push_s=0.1)
     assert pulled_versions([handed]) == {(1, 4): 7}

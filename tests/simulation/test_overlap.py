@@ -1,4 +1,4 @@
-"""What an exchange adds to steps of 10 ms, where so many of the next ones may hide it."""
+"""The time an exchange adds to steps of 10 ms if later steps may hide it."""
 
 from pathlib import Path
 
@@ -23,36 +23,36 @@ WORLD = World(delay=("10ms",), link="1ms,100MB/s", num_bytes="1MB")
         ("local-sgd:4+fragments:1,2", 0.042),  # two steps hide 20 ms of it
     ],
 )
-def test_of_an_exchange_what_the_steps_do_not_hide(
+def test_exchange_adds_only_the_time_steps_do_not_hide(
     tmp_path: Path, protocol: str, update_s: float, is_traced: bool
 ) -> None:
     run_dir = tmp_path / "run" if is_traced else None
-    found = forecast(protocol, 4, WORLD, UPDATES, run_dir=run_dir)
-    assert found.time_per_update_s == pytest.approx(update_s, rel=0.01)
+    predicted = forecast(protocol, 4, WORLD, UPDATES, run_dir=run_dir)
+    assert predicted.time_per_update_s == pytest.approx(update_s, rel=0.01)
 
 
 @pytest.mark.parametrize("is_traced", [False, True])
-def test_work_that_a_worker_leaves_behind_delays_no_update(tmp_path: Path, is_traced: bool) -> None:
-    """Worker 3 would have needed 80 s for the work that it leaves after one."""
+def test_abandoned_work_delays_no_update(tmp_path: Path, is_traced: bool) -> None:
+    """Worker 3 would have needed 80 s for the work it abandons after one."""
     world = World(
         delay=("10ms",), slow=("3=1000x",), away=("3=1s..",), link="1ms,100MB/s", num_bytes="1MB"
     )
     run_dir = tmp_path / "run" if is_traced else None
-    found = forecast("local-sgd:8+fragments:1,2", 4, world, 20, run_dir=run_dir)
-    assert found.time_per_update_s < 1.0
+    predicted = forecast("local-sgd:8+fragments:1,2", 4, world, 20, run_dir=run_dir)
+    assert predicted.time_per_update_s < 1.0
 
 
-def test_what_a_measured_exchange_would_hide_nobody_knows() -> None:
+def test_overlap_with_a_measured_exchange_is_refused() -> None:
     conditions = WORLD.conditions(2)
     object.__setattr__(conditions, "machine", object())
     with pytest.raises(ConfigError, match="--overlap 1 with --like and --link"):
         Agenda(conditions, 1)
 
 
-def test_an_overlap_that_changes_no_time_is_named() -> None:
-    found = forecast("local-sgd:4+fragments:1,2", 4, World(delay=("10ms",)), 10)
+def test_overlap_without_effect_is_noted() -> None:
+    predicted = forecast("local-sgd:4+fragments:1,2", 4, World(delay=("10ms",)), 10)
     assert (
-        found.note
+        predicted.note
         == "an overlap of 2 steps changes no time: without --link an exchange takes no time"
     )
     assert forecast("local-sgd:4+fragments:1,2", 4, WORLD, 10).note == ""

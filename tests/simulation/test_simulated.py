@@ -1,4 +1,4 @@
-"""In virtual time: the lean driver decides as the coordinator does, one by one."""
+"""In virtual time the lean driver makes the same decisions as the coordinator."""
 
 import dataclasses
 from typing import Any
@@ -24,7 +24,7 @@ DELAYS = ["10ms", "exp:10ms", "5ms+exp:5ms", "pareto:2,5ms", "list:5ms,10ms,10ms
 
 
 class Heard:
-    """A protocol, and all that it was told and decided."""
+    """A protocol that records its facts and decisions."""
 
     def __init__(self, protocol: SyncProtocol) -> None:
         self.log: list[tuple[Fact, list[Decision]]] = []
@@ -52,7 +52,7 @@ def worlds(draw: Any) -> Conditions:
     phases = {
         worker: Phases(factor=3.0, fast_s=0.05, slow_s=0.02) for worker in draw(st.sets(workers))
     }
-    # Somebody is always there: worker 0 never leaves.
+    # Worker 0 never leaves, so one worker is always present.
     absences = tuple(
         Absence(worker=worker, from_s=from_s, until_s=from_s + 0.03)
         for worker in sorted(draw(st.sets(workers)) - {0})
@@ -75,7 +75,7 @@ def worlds(draw: Any) -> Conditions:
     worlds(), st.sampled_from(sorted(PROTOCOLS)), st.integers(1, 3),
     st.sampled_from(["none", "inverse", "drop:0", "drop:2"]),
 )  # fmt: skip
-def test_the_lean_driver_decides_as_the_coordinator(
+def test_lean_driver_decides_as_the_coordinator(
     conditions: Conditions, name: str, number: int, staleness: str
 ) -> None:
     text = spelled(name, min(number, conditions.num_workers))
@@ -91,7 +91,7 @@ def test_the_lean_driver_decides_as_the_coordinator(
 
 
 def fact_of(heard: tuple[Fact, list[Decision]]) -> str:
-    """What was heard and decided; the samples of a push of several steps differ by design."""
+    """A fact or decision; the samples of a push of several steps differ by design."""
     fact, decisions = heard
     if hasattr(fact, "num_samples"):
         fact = fact._replace(num_samples=1)
@@ -99,7 +99,7 @@ def fact_of(heard: tuple[Fact, list[Decision]]) -> str:
 
 
 @pytest.mark.parametrize("text", ["full-sync", "k-batch-sync:3", "k-batch-async:3"])
-def test_the_same_seed_gives_the_same_run(text: str) -> None:
+def test_same_seed_gives_the_same_run(text: str) -> None:
     conditions = Conditions(delays=(parse_delay("exp:1s"),) * 4, seed=5)
     one, again = (TimingRun(parse(text, 4), conditions).run(50) for _ in range(2))
     assert one.times_s == again.times_s
@@ -107,26 +107,26 @@ def test_the_same_seed_gives_the_same_run(text: str) -> None:
     assert one.times_s != other.times_s
 
 
-def test_a_run_goes_on_where_it_stopped() -> None:
+def test_run_continues_where_it_stopped() -> None:
     conditions = Conditions(delays=(parse_delay("exp:1s"),) * 4)
     whole, parts = (TimingRun(parse("k-async:2", 4), conditions) for _ in range(2))
     parts.run(7)
     assert parts.run(30).times_s == whole.run(30).times_s
 
 
-def test_everybody_gone_for_good_is_said() -> None:
+def test_error_says_when_all_workers_are_gone_for_good() -> None:
     away = Absence(worker=0, from_s=1.0, until_s=float("inf"))
     conditions = Conditions(delays=(parse_delay("300ms"),), absences=(away,))
     with pytest.raises(ConfigError, match="all workers are gone and none returns"):
         TimingRun(parse("async", 1), conditions).run(10)
 
 
-def test_a_step_that_takes_no_time_is_refused() -> None:
+def test_step_that_takes_no_time_is_refused() -> None:
     with pytest.raises(ConfigError, match="a step of worker 1 takes no time"):
         Conditions(delays=(parse_delay("1ms"), parse_delay("0ms")))
 
 
-def test_between_two_epochs_nobody_works_for_as_long_as_was_measured() -> None:
+def test_epochs_are_separated_by_the_measured_pause() -> None:
     delay = parse_delay("10ms")
     given = Machine(text="", work=(delay,) * 2, exchange=(parse_delay("0ms"),) * 2)
     times, means_s = [], []
@@ -137,10 +137,10 @@ def test_between_two_epochs_nobody_works_for_as_long_as_was_measured() -> None:
         means_s.append(run.counts.mean_update_s())
     late = [b - a for a, b in zip(*times, strict=True)]
     assert late == pytest.approx([0.0] * 3 + [0.25] * 3 + [0.5])
-    assert means_s[1] == pytest.approx(means_s[0])  # of training
+    assert means_s[1] == pytest.approx(means_s[0])  # of training alone
 
 
-def test_pauses_scatter_no_update() -> None:
+def test_pauses_do_not_affect_update_times() -> None:
     counts = Counts()
     for number in range(80):
         counts.applied((Ticket(0, number, number),), number, 1.0 + number + 9.0 * (number // 30))
@@ -151,7 +151,7 @@ def test_pauses_scatter_no_update() -> None:
 
 
 @pytest.mark.parametrize(("from_s", "until_s"), [(0.0, 0.4), (0.3, 0.5)])
-def test_who_comes_between_two_epochs_waits_for_the_next(from_s: float, until_s: float) -> None:
+def test_worker_joining_between_epochs_waits_for_the_next(from_s: float, until_s: float) -> None:
     delay, none = parse_delay("10ms"), parse_delay("0ms")
     machine = Machine(text="", work=(delay,) * 2, exchange=(none,) * 2, pause_s=1.0)
     away = Absence(worker=1, from_s=from_s, until_s=until_s)

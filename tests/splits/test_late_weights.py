@@ -1,4 +1,4 @@
-"""Gradients of linear layers' weights that are computed once for several micro-batches."""
+"""Weight gradients of linear layers computed once for several micro-batches."""
 
 import copy
 
@@ -12,11 +12,11 @@ MICRO_BATCHES = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(1))
 
 
 class Wide(nn.Linear):
-    """A class of its own may compute something else."""
+    """A subclass, which may compute something else."""
 
 
 class Own(nn.Module):
-    """One layer twice, a weight that is read as a number, too, and one that is frozen."""
+    """One layer used twice, a weight that is also read as a value, and a frozen one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Own(nn.Module):
         return self.last(functional.linear(x, self.twice.weight))
 
 
-def test_gradients_are_those_of_a_backward_pass() -> None:
+def test_late_gradients_equal_those_of_a_backward_pass() -> None:
     torch.manual_seed(0)
     plain = Own().double()
     model = copy.deepcopy(plain)
@@ -46,17 +46,17 @@ def test_gradients_are_those_of_a_backward_pass() -> None:
     late.add()
     assert late.num_bytes > 0
     for name, parameter in model.named_parameters():
-        wanted = plain.get_parameter(name).grad
-        assert (parameter.grad is None) == (wanted is None), name
-        if parameter.grad is not None and wanted is not None:
-            assert torch.allclose(parameter.grad, wanted, rtol=1e-12), name
+        expected = plain.get_parameter(name).grad
+        assert (parameter.grad is None) == (expected is None), name
+        if parameter.grad is not None and expected is not None:
+            assert torch.allclose(parameter.grad, expected, rtol=1e-12), name
     before = model.first.weight.grad
     late.add()
     assert model.first.weight.grad is before
     assert late.num_bytes == 0
 
 
-def test_a_layer_takes_its_input_by_name() -> None:
+def test_layer_may_get_its_input_by_keyword() -> None:
     layer = nn.Linear(5, 2).double()
     late = LateWeights([layer])
     with late.kept():
@@ -66,7 +66,7 @@ def test_a_layer_takes_its_input_by_name() -> None:
     assert torch.allclose(layer.weight.grad, MICRO_BATCHES[0].sum(0).expand(2, 5))
 
 
-def test_inputs_have_their_gradients_at_once() -> None:
+def test_input_gradients_are_available_at_once() -> None:
     layer = nn.Linear(5, 2).double()
     x = MICRO_BATCHES[0].clone().requires_grad_()
     with LateWeights([layer]).kept():
@@ -76,7 +76,7 @@ def test_inputs_have_their_gradients_at_once() -> None:
     assert "forward" not in vars(layer)
 
 
-def test_who_watches_a_gradient_hears_of_it_once() -> None:
+def test_gradient_hook_is_called_once() -> None:
     layer = nn.Linear(5, 2).double()
     late, heard = LateWeights([layer]), list[Tensor]()
     layer.weight.register_post_accumulate_grad_hook(lambda one: heard.append(one))
@@ -88,7 +88,7 @@ def test_who_watches_a_gradient_hears_of_it_once() -> None:
     assert len(heard) == 1
 
 
-def test_layers_that_somebody_watches_or_has_changed_are_left_alone() -> None:
+def test_hooked_or_modified_layers_are_left_alone() -> None:
     layers = [nn.Linear(5, 2).double() for _ in range(4)]
     layers[0].weight.register_hook(lambda gradient: gradient * 2)
     layers[1].register_forward_hook(lambda *_: None)
@@ -102,7 +102,7 @@ def test_layers_that_somebody_watches_or_has_changed_are_left_alone() -> None:
     assert layers[3].forward is own
 
 
-def test_layers_of_series_compute_as_always() -> None:
+def test_layers_with_sequence_inputs_compute_as_usual() -> None:
     layer = nn.Linear(5, 2).double()
     late = LateWeights([layer])
     with late.kept():
@@ -112,7 +112,7 @@ def test_layers_of_series_compute_as_always() -> None:
     assert late.num_bytes == 0
 
 
-def test_under_autocast_layers_compute_as_always() -> None:
+def test_layers_under_autocast_compute_as_usual() -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
     model = copy.deepcopy(plain)
@@ -133,7 +133,7 @@ def test_under_autocast_layers_compute_as_always() -> None:
         assert torch.equal(ours.grad, torchs.grad)
 
 
-def test_what_a_broken_off_pass_kept_is_in_no_later_gradient() -> None:
+def test_inputs_kept_by_an_aborted_pass_are_discarded() -> None:
     layer = nn.Linear(5, 2).double()
     late = LateWeights([layer])
     with late.kept():

@@ -1,4 +1,4 @@
-"""What pieces take and keep."""
+"""Time and memory of pieces."""
 
 import itertools
 from collections.abc import Callable
@@ -24,21 +24,21 @@ def mlp(width: int = 16) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, width), nn.Tanh())
 
 
-def test_all_pieces_together_take_what_the_whole_takes() -> None:
-    found = measure(trace(mlp(), (torch.randn(8, 16),)), (torch.randn(8, 16),))
-    assert sum(node.forward_s for node in found.graph.nodes) == pytest.approx(found.forward_s)
-    backward_s = sum(node.backward_s + node.late_s + node.first_s for node in found.graph.nodes)
-    assert backward_s == pytest.approx(found.backward_s)
-    assert not found.is_counted
+def test_pieces_sum_to_the_time_of_the_whole() -> None:
+    result = measure(trace(mlp(), (torch.randn(8, 16),)), (torch.randn(8, 16),))
+    assert sum(node.forward_s for node in result.graph.nodes) == pytest.approx(result.forward_s)
+    backward_s = sum(node.backward_s + node.late_s + node.first_s for node in result.graph.nodes)
+    assert backward_s == pytest.approx(result.backward_s)
+    assert not result.is_counted
 
 
-def test_a_machine_that_is_slow_for_a_moment_changes_no_cost(
+def test_momentary_slowness_changes_no_cost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = itertools.count()
 
     class ClockWithAPause(TimedClock):
-        """All pieces take the same, and in the second of three rounds the first waits."""
+        """All pieces take the same time, but the first waits in the second of three rounds."""
 
         def both(
             self, forward: Callable[[], Any], module: nn.Module, late: LateWeights | None = None
@@ -54,13 +54,13 @@ def test_a_machine_that_is_slow_for_a_moment_changes_no_cost(
     assert [node.backward_s for node in graph.nodes] == pytest.approx([2 / 3] * 3)
 
 
-def test_bytes_are_those_of_the_tensors() -> None:
+def test_byte_counts_are_those_of_the_tensors() -> None:
     inputs = (torch.randn(8, 16),)
     graph = measure(trace(mlp(), inputs), inputs).graph
     assert [node.parameter_bytes for node in graph.nodes] == [
         4 * (16 * 32 + 32), 0, 4 * (32 * 16 + 16), 0,
     ]  # fmt: skip
-    assert graph.parameter_bytes == sum(one.nbytes for one in mlp().parameters())
+    assert graph.parameter_bytes == sum(parameter.nbytes for parameter in mlp().parameters())
     hidden, narrow = 4 * 8 * 32, 4 * 8 * 16
     flowing = [(edge.source, edge.num_bytes, edge.gradient_bytes) for edge in graph.edges]
     assert flowing == [
@@ -69,15 +69,15 @@ def test_bytes_are_those_of_the_tensors() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_kept_is_what_autograd_keeps_each_once() -> None:
+def test_activations_are_what_autograd_keeps_each_counted_once() -> None:
     """The inputs (for the first weight's gradient), ReLU's output, Tanh's."""
     model, inputs = mlp(), (torch.randn(8, 16),)
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         if not any(
-            tensor.untyped_storage()._cdata == one.untyped_storage()._cdata
-            for one in model.parameters()
+            tensor.untyped_storage()._cdata == parameter.untyped_storage()._cdata
+            for parameter in model.parameters()
         ):
             kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
         return tensor
@@ -89,7 +89,7 @@ def test_what_is_kept_is_what_autograd_keeps_each_once() -> None:
     assert outputs.requires_grad
 
 
-def test_frozen_weights_are_buffers_and_are_not_kept() -> None:
+def test_frozen_weights_count_as_buffers_not_activations() -> None:
     model, inputs = mlp(), (torch.randn(8, 16),)
     trained = measure(trace(model, inputs), inputs).graph
     model[2].requires_grad_(False)
@@ -111,13 +111,13 @@ class Scaled(nn.Module):
         return scaled
 
 
-def test_a_buffer_that_operations_read_counts_once() -> None:
+def test_buffer_read_by_several_operations_counts_once() -> None:
     inputs = (torch.randn(8, 4),)
     graph = measure(trace(Scaled(), inputs), inputs).graph
     assert sum(node.buffer_bytes for node in graph.nodes) == 4 * 4
 
 
-def test_a_model_without_operations_is_refused() -> None:
+def test_model_without_operations_is_refused() -> None:
     inputs = (torch.randn(2, 4),)
     with pytest.raises(ConfigError, match="a model without operations cannot be cut"):
         measure(trace(nn.Identity(), inputs), inputs)
@@ -134,41 +134,41 @@ def test_tied_parameters_are_ties_and_buffers_are_counted() -> None:
     assert sum(node.buffer_bytes for node in graph.nodes) == 4 * 8 + 8
 
 
-def test_gradients_and_buffers_are_as_before() -> None:
+def test_measuring_leaves_gradients_and_buffers_unchanged() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     inputs = (torch.randn(6, 4),)
     before = {name: one.clone() for name, one in model.state_dict().items()}
     measure(trace(model, inputs), inputs)
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
-    assert all(one.grad is None for one in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_model_without_numbers_is_counted() -> None:
+def test_meta_model_is_counted() -> None:
     with torch.device("meta"):
         model, inputs = mlp(512), (torch.empty(64, 512),)
-    found = measure(trace(model, inputs), inputs)
-    assert found.is_counted
-    first, second, third, _ = found.graph.nodes
+    result = measure(trace(model, inputs), inputs)
+    assert result.is_counted
+    first, second, third, _ = result.graph.nodes
     assert first.forward_s > 0.0
     assert third.parameter_bytes == 4 * (32 * 512 + 512)
     assert first.backward_s > first.forward_s
     assert second.work_s < first.work_s
 
 
-def test_alexnets_pairs_are_split_over_channels() -> None:
+def test_layer_pairs_of_alexnet_are_split_over_channels() -> None:
     with torch.device("meta"):
         model, inputs = build_alexnet(), (torch.empty(2, 1, 28, 28),)
     traced = trace(model.eval(), inputs)
     graph = measure(traced, inputs).graph
     pairs = find_pairs(traced, graph)
-    names = [(graph.nodes[one.nodes[0]].name, graph.nodes[one.nodes[-1]].name) for one in pairs]
+    names = [(graph.nodes[pair.nodes[0]].name, graph.nodes[pair.nodes[-1]].name) for pair in pairs]
     assert names == [("1", "4"), ("7", "9"), ("11", "16"), ("19", "21")]
-    assert pairs[0].in_bytes == 0  # nobody wants the gradient of an image
+    assert pairs[0].in_bytes == 0  # images need no gradient
     assert pairs[1].in_bytes == 2 * 192 * 13 * 13 * 4
 
 
 class Shared(nn.Module):
-    """Something else reads the channels between two layers, which change in place."""
+    """Another operation reads the channels between two layers, which change in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,13 +181,13 @@ class Shared(nn.Module):
         return summed
 
 
-def test_channels_that_something_else_reads_are_not_split() -> None:
+def test_channels_read_by_another_operation_are_not_split() -> None:
     inputs = (torch.randn(3, 4),)
     traced = trace(Shared(), inputs)
     assert find_pairs(traced, measure(traced, inputs).graph) == ()
 
 
-def test_threads_are_afterwards_as_before() -> None:
+def test_number_of_threads_is_restored() -> None:
     before = torch.get_num_threads()
     with threads(1):
         assert torch.get_num_threads() == 1

@@ -1,4 +1,4 @@
-"""Any cut of any module computes what the module computes, gradients included."""
+"""Any cut of any module computes the same as the module, gradients included."""
 
 import copy
 import random
@@ -42,14 +42,14 @@ CASES: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {
 
 
 def cuts(num_pieces: int, seed: int) -> list[list[int]]:
-    """Borders along the order of the pieces, into two, three and four parts."""
+    """Cuts along the order of the pieces, into two, three and four parts."""
     draw = random.Random(seed)
-    found = []
+    results = []
     for num_parts in (2, 3, 4):
         if num_parts <= num_pieces:
             borders = sorted(draw.sample(range(1, num_pieces), num_parts - 1))
-            found.append([sum(i >= border for border in borders) for i in range(num_pieces)])
-    return found
+            results.append([sum(i >= border for border in borders) for i in range(num_pieces)])
+    return results
 
 
 def values(outputs: Any) -> dict[str, Tensor]:
@@ -64,30 +64,30 @@ def gradients(module: nn.Module, outputs: Any) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_parts_of_any_cut_compute_what_the_whole_computes(name: str) -> None:
+def test_parts_of_any_cut_equal_the_whole_model(name: str) -> None:
     module, inputs, how = CASES[name]
     module = copy.deepcopy(module).double()
     traced = trace(module, inputs)
     assert traced.how == how
     state = copy.deepcopy(module.state_dict())
-    wanted = module(*inputs)
-    wanted_grads = gradients(module, wanted)
+    expected = module(*inputs)
+    wanted_grads = gradients(module, expected)
     after = copy.deepcopy(module.state_dict())
     for part_of in cuts(len(traced.pieces), seed=len(name)):
         module.load_state_dict(state)
         parts = make_parts(traced, part_of)
-        found = run_parts(parts, inputs)
-        assert values(found).keys() == values(wanted).keys()
-        for key, value in values(wanted).items():
-            torch.testing.assert_close(values(found)[key], value, rtol=1e-12, atol=1e-12)
-        for key, grad in gradients(module, found).items():
+        actual = run_parts(parts, inputs)
+        assert values(actual).keys() == values(expected).keys()
+        for key, value in values(expected).items():
+            torch.testing.assert_close(values(actual)[key], value, rtol=1e-12, atol=1e-12)
+        for key, grad in gradients(module, actual).items():
             torch.testing.assert_close(grad, wanted_grads[key], rtol=1e-9, atol=1e-12)
         for key, value in module.state_dict().items():
             torch.testing.assert_close(value, after[key], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_parts_have_together_the_names_of_the_whole(name: str) -> None:
+def test_parts_together_have_the_names_of_the_whole(name: str) -> None:
     module, inputs, _ = CASES[name]
     module = copy.deepcopy(module).double()
     traced = trace(module, inputs)
@@ -102,7 +102,7 @@ def test_parts_have_together_the_names_of_the_whole(name: str) -> None:
         }
 
 
-def test_a_tied_weight_that_is_cut_apart_is_said() -> None:
+def test_tied_weight_across_parts_is_reported_as_shared() -> None:
     module = nets.TiedEnds()
     traced = trace(module, (WORDS,))
     first, last = make_parts(traced, [0] * (len(traced.pieces) - 1) + [1])
@@ -110,7 +110,7 @@ def test_a_tied_weight_that_is_cut_apart_is_said() -> None:
     assert dict(last.module.named_parameters())["tokens.weight"] is module.tokens.weight
 
 
-def test_a_cut_that_needs_a_later_part_is_refused() -> None:
+def test_cut_that_needs_a_later_part_is_refused() -> None:
     traced = trace(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), (FLOATS.float(),))
     with pytest.raises(ConfigError, match="part 0 needs _0 of a later part"):
         make_parts(traced, [1, 0])
@@ -118,8 +118,8 @@ def test_a_cut_that_needs_a_later_part_is_refused() -> None:
         make_parts(traced, [0])
 
 
-def test_torchs_own_pipeline_takes_the_parts_as_they_are(tmp_path: Path) -> None:
-    """Two processes, 1f1b, a tied weight in both parts: gradients and loss of the whole."""
+def test_parts_run_in_the_pipeline_of_torch(tmp_path: Path) -> None:
+    """Two processes, 1f1b, a tied weight in both parts: gradients and loss equal the whole."""
     script = Path(__file__).parents[1] / "support" / "pipelined.py"
     ranks = [
         Forked([script, rank, 2, tmp_path / "store"], stdout=PIPE, stderr=STDOUT)

@@ -1,4 +1,4 @@
-"""Which operations stay together, and what is said of what is kept whole."""
+"""Operations that stay together, and the report of parts that are kept whole."""
 
 import inspect
 
@@ -18,14 +18,14 @@ def labels(traced: TracedModel) -> list[list[str]]:
     return [[label(node) for node in piece] for piece in traced.pieces]
 
 
-def test_an_in_place_operation_stays_with_who_made_what_it_changes() -> None:
-    """And not with who reads it afterwards."""
-    found = labels(trace(nets.Skips(4), (FLOATS,)))
-    assert found == [["a"], ["b", "relu"], ["add", ".relu_"], ["c"], ["add"]]
+def test_in_place_operation_stays_with_the_producer_of_its_tensor() -> None:
+    """Not with its later readers."""
+    result = labels(trace(nets.Skips(4), (FLOATS,)))
+    assert result == [["a"], ["b", "relu"], ["add", ".relu_"], ["c"], ["add"]]
 
 
-def test_who_read_it_before_stays_with_an_in_place_operation() -> None:
-    """In a later part it would be given what has been changed."""
+def test_earlier_readers_stay_with_an_in_place_operation() -> None:
+    """In a later part it would read the changed tensor."""
 
     class ReadBefore(nn.Module):
         def __init__(self) -> None:
@@ -37,23 +37,23 @@ def test_who_read_it_before_stays_with_an_in_place_operation() -> None:
             before = hidden + 1
             return self.last(hidden.relu_()) + before
 
-    found = labels(trace(ReadBefore(), (FLOATS,)))
-    assert found == [["first", "add", ".relu_"], ["last"], ["add"]]
+    result = labels(trace(ReadBefore(), (FLOATS,)))
+    assert result == [["first", "add", ".relu_"], ["last"], ["add"]]
 
 
-def test_tuples_and_sizes_stay_with_who_reads_them() -> None:
-    found = labels(trace(nets.TwoInTwoOut(), (FLOATS, torch.tensor([1, 0, 2]))))
-    together = next(piece for piece in found if ".chunk" in piece)
+def test_tuples_and_sizes_stay_with_their_readers() -> None:
+    result = labels(trace(nets.TwoInTwoOut(), (FLOATS, torch.tensor([1, 0, 2]))))
+    together = next(piece for piece in result if ".chunk" in piece)
     assert together.count("[]") >= 2
-    assert ["left"] in found
+    assert ["left"] in result
 
 
-def test_a_layer_with_buffers_that_is_called_twice_is_one_piece() -> None:
-    found = labels(trace(nets.Normed(), (torch.ones(2, 2, 5, 5),)))
-    assert [piece.count("norm") for piece in found if "norm" in piece] == [2]
+def test_layer_with_buffers_called_twice_is_one_piece() -> None:
+    result = labels(trace(nets.Normed(), (torch.ones(2, 2, 5, 5),)))
+    assert [piece.count("norm") for piece in result if "norm" in piece] == [2]
 
 
-def test_what_branches_on_data_is_kept_whole_and_named_with_its_line() -> None:
+def test_data_dependent_branch_is_kept_whole_and_named() -> None:
     traced = trace(nets.AroundBranching(), (FLOATS,))
     lines, first = inspect.getsourcelines(nets.Branching)
     line = first + next(i for i, text in enumerate(lines) if "if bool" in text)
@@ -63,38 +63,38 @@ def test_what_branches_on_data_is_kept_whole_and_named_with_its_line() -> None:
     assert labels(traced) == [["before"], ["branch"], ["relu"], ["behind"]]
 
 
-def test_a_model_that_branches_itself_is_one_piece() -> None:
+def test_branching_model_is_one_piece() -> None:
     traced = trace(nets.Branching(), (FLOATS,))
     assert (traced.how, len(traced.pieces)) == ("whole", 1)
     assert "hard_to_cut.py:" in traced.kept[0].why
 
 
 @pytest.mark.parametrize("module", [nets.SometimesSkips(), nets.Loops()])
-def test_children_that_are_called_otherwise_for_other_data_are_no_row(module: nn.Module) -> None:
+def test_data_dependent_calls_of_children_keep_the_model_whole(module: nn.Module) -> None:
     traced = trace(module, (FLOATS,))
     assert (traced.how, len(traced.pieces)) == ("whole", 1)
 
 
-def test_layers_that_look_at_the_whole_batch_are_named() -> None:
+def test_layers_using_batch_statistics_are_named() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     assert trace(model, (FLOATS,)).batch_statistics == ("1",)
     assert trace(model.eval(), (FLOATS,)).batch_statistics == ()
 
 
-def test_a_model_is_left_as_it_was() -> None:
+def test_tracing_leaves_the_model_unchanged() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
     before = {name: one.clone() for name, one in model.state_dict().items()}
     torch.manual_seed(3)
-    wanted = torch.rand(2)
+    expected = torch.rand(2)
     torch.manual_seed(3)
     trace(model, (FLOATS,))
-    assert torch.equal(torch.rand(2), wanted)
+    assert torch.equal(torch.rand(2), expected)
     for name, one in model.state_dict().items():
         assert torch.equal(one, before[name]), name
-    assert all(one.grad is None for one in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_model_that_does_not_run_is_said_in_one_sentence() -> None:
+def test_model_that_does_not_run_gets_a_one_line_error() -> None:
     class Wrong(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x @ torch.ones(7, 7)

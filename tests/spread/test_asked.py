@@ -1,4 +1,4 @@
-"""What a script asks of a split, and what is refused before anything is cut."""
+"""Requests of a script for a split, and refusals before anything is cut."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ class Reaching:
         ({"fast": "auto"}, "--fast"),
     ],
 )
-def test_a_setting_that_changes_the_model_is_refused_by_name(
+def test_setting_unsupported_with_a_split_is_refused_by_name(
     setting: dict[str, object], words: str
 ) -> None:
     context = Context(workers=2, split="network", **setting)  # type: ignore[arg-type]
@@ -54,14 +54,14 @@ def test_a_setting_that_changes_the_model_is_refused_by_name(
     assert "leave it out" in str(refused.value)
 
 
-def test_what_a_run_that_goes_on_had_is_refused_with_what_it_goes_on_by() -> None:
+def test_refused_setting_of_a_resumed_run_names_the_replacement() -> None:
     for setting, instead in (("compile", "--compile none"), ("compress", "--compress none")):
         context = Context(workers=2, resume="run", **{setting: "fp16"})  # type: ignore[arg-type]  # only what this looks at
         with pytest.raises(ConfigError, match=rf"\(network\): {instead} \(the resumed run may"):
             split_of("network", context, Reaching())
 
 
-def test_state_that_one_worker_alone_has_loaded_is_refused_by_all() -> None:
+def test_optimizer_state_loaded_by_one_worker_is_refused_by_all() -> None:
     def work(ranks: Ranks) -> str:
         model = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -73,12 +73,12 @@ def test_state_that_one_worker_alone_has_loaded_is_refused_by_all() -> None:
             refuse_uneven_state(ranks, [optimizer])
         return str(refused.value)
 
-    for said in in_threads(2, work):
-        assert said.startswith("the optimizer of worker 1 begins with state")
-        assert "optimizer.load_state_dict(...) in all workers" in said
+    for message in in_threads(2, work):
+        assert message.startswith("the optimizer of worker 1 begins with state")
+        assert "optimizer.load_state_dict(...) in all workers" in message
 
 
-def test_a_split_needs_workers_that_reach_each_other() -> None:
+def test_split_needs_workers_that_reach_each_other() -> None:
     context = Context(workers=2)
     assert split_of(None, context, None) is None
     assert str(split_of("network", context, Reaching())) == "network:2"
@@ -92,7 +92,7 @@ def test_a_split_needs_workers_that_reach_each_other() -> None:
         split_of("2x2", Context(workers=4, split="network"), Reaching())
 
 
-def test_objects_that_cannot_be_split_are_refused_by_name() -> None:
+def test_unsupported_objects_are_refused_by_name() -> None:
     cpu = torch.device("cpu")
     refuse_objects([MODEL], [SGD], LOADER, cpu, sticky=False)
     cases = [
@@ -115,7 +115,7 @@ def test_objects_that_cannot_be_split_are_refused_by_name() -> None:
         (LossForward(nn.functional.mse_loss), "its batches are not a pair of tensors"),
     ],
 )
-def test_a_schedule_whose_losses_no_part_can_compute_is_refused(
+def test_schedule_that_needs_an_unknown_loss_is_refused(
     forward: LossForward | None, why: str
 ) -> None:
     name = SplitName(2, 1, schedule="1f1b")
@@ -126,11 +126,11 @@ def test_a_schedule_whose_losses_no_part_can_compute_is_refused(
     assert str(refused.value).endswith("write network:2:gpipe")
 
 
-def test_a_small_model_keeps_what_a_step_frees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_model_keeps_memory_freed_by_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = list[bool]()
     monkeypatch.setattr(asked_of, "keep", kept.append)
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    asked_of._keep_where_small(MODEL)  # not begun by --split: as its user has it
+    asked_of._keep_where_small(MODEL)  # not started by --split: the user's settings stay
     assert not kept
     for name, value in lean_heap({}).items():
         monkeypatch.setenv(name, value)
@@ -147,7 +147,7 @@ class Masked(nn.Module):
         return x * mask
 
 
-def test_a_model_is_called_as_its_batch_fits_and_needs_no_loss() -> None:
+def test_model_is_called_with_the_inputs_of_its_batch() -> None:
     x, y = torch.ones(4, 1), torch.ones(4, 1)
     one, two = usual_call(MODEL), usual_call(model := Masked())
     model.forward = lambda *given, **named: (len(given), sorted(named))  # type: ignore[method-assign]
@@ -163,7 +163,7 @@ def test_a_model_is_called_as_its_batch_fits_and_needs_no_loss() -> None:
         asked_of._look(MODEL, loader, one, 2)
 
 
-def test_a_loss_is_tried_on_samples_from_all_of_the_data() -> None:
+def test_loss_is_tested_on_samples_from_the_whole_data_set() -> None:
     loader = DataLoader(TensorDataset(torch.arange(100)), batch_size=4)
     assert _batch(loader, 4)[0].tolist() == [0, 1, 2, 3]
     assert _batch(loader, 4, is_spread=True)[0].tolist() == [0, 25, 50, 75]

@@ -1,6 +1,6 @@
-"""A task whose parts are busy otherwise than was measured is cut anew: its processes begin anew.
+"""A task whose load differs from the measurement is cut again: its processes restart.
 
-The second worker becomes slow in the midst of the run, in its forward passes, and stays so.
+The forward passes of the second worker become slow during the run and stay slow.
 """
 
 import re
@@ -78,7 +78,7 @@ def by_ranks(folder: Path, num: int, *words: str, epochs: int = EPOCHS) -> Ended
     (folder / "six_layers.py").write_text(TASK)
     words = ("-m", "paceline", "train", "six_layers:task", *words)
     settings = {"PYTHONPATH": str(folder), "EPOCHS": str(epochs)}
-    # A rank that begins anew becomes python once more, which one that was forked has not been.
+    # A restarted rank executes python again, which a forked one never did.
     return end(begin(folder, num, *words, by_python=True, **settings), folder, within_s=240.0)
 
 
@@ -90,14 +90,14 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.timeout(300)
-def test_a_worker_that_becomes_slow_has_fewer_layers_soon(tmp_path: Path, one_device: Run) -> None:
+def test_worker_that_becomes_slow_gets_fewer_layers(tmp_path: Path, one_device: Run) -> None:
     ended = by_ranks(tmp_path / "two", 2, "--split", "network")
     assert ended.code == 0, ended.said
     assert ": all workers restart, and the model is measured and cut again" in ended.said
     assert ended.said.count("going on with") == 1
     before, after = re.findall(r"split +network:2: (.*?); 2 micro-batches", ended.said)
     assert before != after
-    # From the first call of slow() to the last one is "slow": nothing that sleeps is left to it.
+    # The slow time lasts from the first call of slow() to the last, so no sleep is missed.
     assert after in ("slow .. layers.0 | tanh", "slow | layers.5 .. tanh"), after
     assert ended.run.summary.updates == EPOCHS * UPDATES_EACH
     for name, tensor in ended.run.state.items():
@@ -105,7 +105,7 @@ def test_a_worker_that_becomes_slow_has_fewer_layers_soon(tmp_path: Path, one_de
 
 
 @pytest.mark.timeout(300)
-def test_without_checkpoints_it_is_told_of_and_goes_on_as_it_is(tmp_path: Path) -> None:
+def test_run_without_checkpoints_only_reports_the_imbalance(tmp_path: Path) -> None:
     ended = by_ranks(
         tmp_path / "two", 2, "--split", "network", "--checkpoint-every", "never", epochs=5
     )

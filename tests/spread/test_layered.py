@@ -1,6 +1,6 @@
-"""A model divided over channels computes, and trains to, what it does alone.
+"""A model divided over channels computes and trains as it does alone.
 
-Workers are threads over real gloo (tests/support/threaded.py), and one set of real ranks.
+Workers are threads over real gloo (tests/support/threaded.py), plus one set of real ranks.
 """
 
 import copy
@@ -30,7 +30,7 @@ EXACT = 1e-9
 
 
 def alexnet(dropout: float = 0.0) -> nn.Module:
-    """Small, and as AlexNet is built: convolutions, pools, wide layers; three pairs."""
+    """A small AlexNet: convolutions, pools, wide layers; three pairs."""
     return nn.Sequential(
         nn.Conv2d(1, 5, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2),
         nn.Conv2d(5, 6, 3, padding=1), nn.ReLU(inplace=True),
@@ -47,7 +47,7 @@ def mlp() -> nn.Module:
 
 
 def frozen_norm() -> nn.Module:
-    """Its batch norm is as it was when it was frozen, and has a number for each channel."""
+    """A model with a frozen batch norm, which has values per channel."""
     norm = nn.BatchNorm2d(5).eval()
     with torch.no_grad():
         for one in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
@@ -60,7 +60,7 @@ def frozen_norm() -> nn.Module:
 
 
 class Block(nn.Module):
-    """What a transformer has beside attention: a norm, two layers for each token, a way around."""
+    """A transformer block without attention: a norm, two layers per token, a skip connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,8 +87,8 @@ class Tied(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
-def made(make: Callable[[], nn.Module]) -> nn.Module:
-    """Always the same numbers; by one thread, since the generator is the process's."""
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    """Always the same values; made by one thread, since the generator is global."""
     with torch.random.fork_rng():
         torch.manual_seed(2)
         return make()
@@ -100,8 +100,8 @@ def inputs_for(make: Callable[[], nn.Module], rows: int) -> Tensor:
 
 
 def optimizer_for(model: nn.Module) -> torch.optim.Optimizer:
-    matrices = [one for one in model.parameters() if one.ndim > 1]
-    vectors = [one for one in model.parameters() if one.ndim == 1]
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim == 1]
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=1e-2)
 
@@ -116,11 +116,9 @@ def spread(ranks: Ranks, model: nn.Module, x: Tensor) -> tuple[ColumnModel, torc
 @pytest.mark.parametrize(
     ("make", "size"), [(alexnet, 2), (mlp, 2), (mlp, 3), (Block, 2), (frozen_norm, 2)]
 )
-def test_twenty_steps_come_to_what_one_device_does(
-    make: Callable[[], nn.Module], size: int
-) -> None:
+def test_twenty_steps_equal_those_on_one_device(make: Callable[[], nn.Module], size: int) -> None:
     x, rows = inputs_for(make, 20 * 4 * size), 4 * size
-    start = made(make)
+    start = seeded(make)
     whole = copy.deepcopy(start)
     plain = optimizer_for(whole)
     for step in range(20):
@@ -150,23 +148,23 @@ def test_twenty_steps_come_to_what_one_device_does(
         one.close()
         return dict(state), shapes, groups
 
-    found = in_threads(size, work)
-    for state, _, groups in found:
+    results = in_threads(size, work)
+    for state, _, groups in results:
         assert state.keys() == whole.state_dict().keys()
         for name, tensor in whole.state_dict().items():
             assert close_to(state[name], tensor, EXACT), name
         assert groups == plain.state_dict()["param_groups"]
     shapes = dict(whole.named_parameters())
-    divided = [name for name, one in found[0][1].items() if one != tuple(shapes[name].shape)]
+    divided = [name for name, one in results[0][1].items() if one != tuple(shapes[name].shape)]
     assert len(divided) == (9 if make is alexnet else 3)
     for name in divided:
-        sizes = [one[name] for _, one, _ in found]
+        sizes = [one[name] for _, one, _ in results]
         dim = next(d for d in range(len(sizes[0])) if sizes[0][d] != shapes[name].shape[d])
         assert sum(one[dim] for one in sizes) == shapes[name].shape[dim], name
 
 
-def test_random_numbers_are_the_same_in_all_but_for_divided_channels() -> None:
-    """Layers that all have whole stay the same bits, whatever each one's generator is at."""
+def test_random_numbers_differ_only_in_divided_channels() -> None:
+    """Undivided layers draw the same bits, whatever the state of each worker's generator."""
     drawn = []
     for rank in range(2):
         torch.manual_seed(rank)
@@ -180,7 +178,7 @@ def test_random_numbers_are_the_same_in_all_but_for_divided_channels() -> None:
             random.part()
             other = torch.rand(3)
             random.rejoin()
-        with random.begun(-1):  # a pass without any
+        with random.begun(-1):  # a pass without random numbers
             random.part()
             random.rejoin()
         assert torch.equal(torch.get_rng_state(), before)
@@ -190,8 +188,8 @@ def test_random_numbers_are_the_same_in_all_but_for_divided_channels() -> None:
     assert len({float(one[0]) for one in (common, own, other, second, third)}) == 5
 
 
-def test_a_model_with_dropout_is_evaluated_without() -> None:
-    x, start = inputs_for(alexnet, 8), made(lambda: alexnet(0.5))
+def test_evaluation_disables_dropout() -> None:
+    x, start = inputs_for(alexnet, 8), seeded(lambda: alexnet(0.5))
 
     def work(ranks: Ranks) -> tuple[bool, Tensor]:
         model = copy.deepcopy(start)
@@ -208,11 +206,11 @@ def test_a_model_with_dropout_is_evaluated_without() -> None:
         assert close_to(seen, alone(x))
 
 
-def test_one_worker_may_have_fewer_rows_or_none() -> None:
+def test_worker_may_have_fewer_rows_or_none() -> None:
     x = inputs_for(mlp, 12)
-    start = made(mlp)
+    start = seeded(mlp)
     whole = copy.deepcopy(start)
-    (whole(x[:5]).sin().mean() * 0.5).backward()  # of 4 samples by each lease
+    (whole(x[:5]).sin().mean() * 0.5).backward()  # of 4 samples per lease
 
     def work(ranks: Ranks) -> dict[str, Tensor | None]:
         model = copy.deepcopy(start)
@@ -231,18 +229,18 @@ def test_one_worker_may_have_fewer_rows_or_none() -> None:
             assert torch.equal(first[name], second[name])  # type: ignore[arg-type]
 
 
-def test_numbers_of_divided_parameters_are_refused_by_name() -> None:
-    x, start = inputs_for(mlp, 8), made(mlp)
+def test_reading_divided_parameters_is_refused_by_name() -> None:
+    x, start = inputs_for(mlp, 8), seeded(mlp)
 
     def work(ranks: Ranks) -> str:
         model = copy.deepcopy(start)
         spread(ranks, model, x)
         with pytest.raises(ConfigError) as refused:
-            sum(float(one.detach().norm()) for one in model.parameters())
+            sum(float(parameter.detach().norm()) for parameter in model.parameters())
         return str(refused.value)
 
-    for said in in_threads(2, work):
-        assert "parameter '0.weight' is in columns on all workers" in said
+    for message in in_threads(2, work):
+        assert "parameter '0.weight' is in columns on all workers" in message
 
 
 @pytest.mark.parametrize(
@@ -254,7 +252,7 @@ def test_numbers_of_divided_parameters_are_refused_by_name() -> None:
          "batch norm looks at the whole batch"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_divided_is_refused(make: Callable[[], nn.Module], words: str) -> None:
+def test_indivisible_models_are_refused(make: Callable[[], nn.Module], words: str) -> None:
     x = inputs_for(mlp, 8)
 
     def work(ranks: Ranks) -> None:
@@ -265,8 +263,8 @@ def test_what_cannot_be_divided_is_refused(make: Callable[[], nn.Module], words:
     assert words in str(refused.value)
 
 
-def test_a_gradient_beside_the_model_is_refused_where_it_is_not_the_same_in_all() -> None:
-    x, start = inputs_for(mlp, 8), made(mlp)
+def test_unequal_gradients_from_outside_the_model_are_refused() -> None:
+    x, start = inputs_for(mlp, 8), seeded(mlp)
 
     def work(ranks: Ranks) -> str:
         model, count = copy.deepcopy(start), [0]
@@ -284,8 +282,8 @@ def test_a_gradient_beside_the_model_is_refused_where_it_is_not_the_same_in_all(
             one.come_to_end(End.PUSH, 4)
         return str(refused.value)
 
-    for said in in_threads(2, work):
-        assert "parameter '4.weight', which all workers have whole, gets a gradient" in said
+    for message in in_threads(2, work):
+        assert "parameter '4.weight', which all workers have whole, gets a gradient" in message
 
 
 class Words(nn.Module):
@@ -301,8 +299,8 @@ class Words(nn.Module):
         return made.view(-1, 4), made.mean(1)
 
 
-def test_outputs_of_several_rows_for_each_sample_are_whose_they_are() -> None:
-    x, start = inputs_for(mlp, 8), made(Words)
+def test_outputs_with_several_rows_per_sample_are_assigned() -> None:
+    x, start = inputs_for(mlp, 8), seeded(Words)
     whole = copy.deepcopy(start)
     whole(x)[0].sin().mean().backward()
 
@@ -324,7 +322,7 @@ def test_outputs_of_several_rows_for_each_sample_are_whose_they_are() -> None:
         assert close_to(grad, expected.narrow(dim, start_at, grad.shape[dim])), name
 
 
-def test_a_layer_whose_weights_have_hooks_is_left_whole() -> None:
+def test_layer_with_weight_hooks_is_not_divided() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
     x = torch.randn(5, 4, dtype=torch.float64)
     traced = trace(model, (x,))
@@ -335,7 +333,7 @@ def test_a_layer_whose_weights_have_hooks_is_left_whole() -> None:
 
 
 def test_columns_freeze_with_their_parameters() -> None:
-    x, start = inputs_for(mlp, 8), made(mlp)
+    x, start = inputs_for(mlp, 8), seeded(mlp)
 
     def work(ranks: Ranks) -> list[bool]:
         model = copy.deepcopy(start)
@@ -346,7 +344,7 @@ def test_columns_freeze_with_their_parameters() -> None:
     assert in_threads(2, work) == [[False, False, True, True, True]] * 2
 
 
-def test_a_model_that_draws_from_other_generators_is_refused() -> None:
+def test_model_drawing_from_other_generators_is_refused() -> None:
     class Noisy(Block):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x * random.uniform(0.99, 1.01))
@@ -357,8 +355,8 @@ def test_a_model_that_draws_from_other_generators_is_refused() -> None:
         _is_random(model, (x,))
 
 
-def test_a_pair_whose_columns_do_not_add_up_is_left_whole() -> None:
-    """What is flattened between them does not keep channels together."""
+def test_pair_whose_columns_do_not_sum_is_not_divided() -> None:
+    """Flattening between them does not keep channels together."""
     model = nn.Sequential(nn.Linear(4, 6), nn.Flatten(), nn.Linear(18, 2)).double()
     x = torch.randn(5, 3, 4, dtype=torch.float64)
     traced = trace(model, (x,))
@@ -408,7 +406,7 @@ pace.save()
 
 
 def by_two_ranks(folder: Path, **settings: str) -> Ended:
-    """The script in two processes, as mpirun begins them; what all of them said."""
+    """Run the script in two processes, as mpirun starts them; return the output of all."""
     folder.mkdir(exist_ok=True)
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     world = {**settings, **meet, "OMPI_COMM_WORLD_SIZE": "2", "PACELINE_SPLIT": "layer"}
@@ -426,8 +424,8 @@ def by_two_ranks(folder: Path, **settings: str) -> Ended:
 
 
 @pytest.mark.timeout(150)
-def test_ranks_come_to_one_worker_and_checkpoints_are_anyones(tmp_path: Path) -> None:
-    """The columns of momentum, too: both go on from a run that was killed."""
+def test_ranks_equal_one_worker_and_share_its_checkpoints(tmp_path: Path) -> None:
+    """Columns of momentum, too: both resume from a killed run."""
     folder = tmp_path / "split"
     died = by_two_ranks(folder, PACELINE_CHECKPOINT_EVERY="1 epoch", KILLED="1")
     assert died.code != 0

@@ -1,4 +1,4 @@
-"""What workers of a split model do is decided from what all have come to."""
+"""The next action of workers of a split model is decided from where all of them are."""
 
 import pytest
 
@@ -27,7 +27,7 @@ FORWARD, LOOK, BACKWARD, END, TRAIN = (
         ([LOOK, TRAIN], PartTask.LOOK),
     ],
 )
-def test_who_is_at_a_steps_end_serves_and_a_look_comes_first(
+def test_workers_at_the_end_of_a_step_serve_the_others(
     every: list[Intent], doing: PartTask
 ) -> None:
     assert decide(every, range(len(every))) is doing
@@ -48,11 +48,11 @@ def test_who_is_at_a_steps_end_serves_and_a_look_comes_first(
         ),
     ],
 )
-def test_two_who_do_different_things_are_named(every: list[Intent], words: str) -> None:
+def test_workers_doing_different_things_are_named(every: list[Intent], words: str) -> None:
     with pytest.raises(ConfigError, match="worker") as refused:
         decide(every, (4, 6))
     assert words in str(refused.value)
 
 
-def test_a_mix_of_modes_is_neither_training_nor_evaluation() -> None:
+def test_mixed_modes_are_neither_training_nor_evaluation() -> None:
     assert mode_of([True, False]) not in (0, 1, mode_of([False, True]))

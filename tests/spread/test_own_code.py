@@ -1,4 +1,4 @@
-"""What a divided model's own code goes by is looked at, and what has changed is refused by name."""
+"""State read by the code of a divided model is checked, and changes are refused by name."""
 
 import random
 from collections.abc import Callable
@@ -20,7 +20,7 @@ LAYERS = [nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)]
 
 
 class Annealed(nn.Module):
-    """Reads all kinds of things in its own code."""
+    """Reads many kinds of state in its forward pass."""
 
     shift = 0.5
 
@@ -64,12 +64,12 @@ def change(change: Callable[[Annealed], object], calls: int = 1) -> None:
         ("weights", torch.zeros(6), "Annealed.weights was another Tensor"),
     ],
 )
-def test_what_its_code_reads_is_refused_when_it_changes(key: str, value: Any, words: str) -> None:
+def test_changed_attribute_read_by_forward_is_refused(key: str, value: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         change(lambda model: setattr(model, key, value))
 
 
-def test_what_lies_in_an_object_or_was_changed_in_place_is_refused() -> None:
+def test_changed_nested_or_in_place_state_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"Annealed.settings.scale was 1.0 when"):
         change(lambda model: setattr(model.settings, "scale", 2.0))
     with pytest.raises(ConfigError, match=r"Annealed.options\['scale'\] was 1.0 when"):
@@ -80,7 +80,7 @@ def test_what_lies_in_an_object_or_was_changed_in_place_is_refused() -> None:
         change(lambda model: model.weights.zero_())
 
 
-def test_what_nobody_can_look_at_is_found_when_it_is_followed_again(
+def test_change_found_only_by_retracing_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     change(lambda model: monkeypatch.setattr(Annealed, "shift", 0.7))
@@ -88,7 +88,7 @@ def test_what_nobody_can_look_at_is_found_when_it_is_followed_again(
         change(lambda model: monkeypatch.setattr(Annealed, "shift", 0.9), calls=2)
 
 
-def test_what_changes_nothing_is_let_by() -> None:
+def test_harmless_changes_are_allowed() -> None:
     change(lambda model: setattr(model, "epoch", 3))
     change(lambda model: setattr(model, "said", 0))
     change(lambda model: setattr(model, "tau", 1.0))
@@ -98,7 +98,7 @@ def test_what_changes_nothing_is_let_by() -> None:
     change(lambda model: model.eval())
 
 
-def test_a_buffer_is_what_it_is_when_the_parts_run() -> None:
+def test_parts_read_the_current_buffer() -> None:
     model = Annealed()
     parts = followed(model, (X,)).traced.graph_module
     before = model(X)
@@ -108,7 +108,7 @@ def test_a_buffer_is_what_it_is_when_the_parts_run() -> None:
 
 
 class Keeping(nn.Module):
-    """Sets things; ``counts``: and goes by what it has set."""
+    """Sets attributes; with ``counts`` it also reads them."""
 
     def __init__(self, *, counts: bool = False) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Keeping(nn.Module):
         return self.last(hidden)
 
 
-def test_what_it_sets_is_there_no_more() -> None:
+def test_attribute_set_by_forward_is_refused_later() -> None:
     model = Keeping()
     code = followed(model, (X,))
     code.retire()
@@ -144,13 +144,13 @@ def test_what_it_sets_is_there_no_more() -> None:
     with pytest.raises(ConfigError, match=r"Keeping.seen is set by forward\(\)"):
         sum(one.sum() for one in model.seen)
     assert isinstance(model.mask, Tensor)
-    for _ in range(4):  # and it is followed again meanwhile
+    for _ in range(4):  # and it is traced again in between
         code.check()
     with pytest.raises(ConfigError, match=r"Keeping.aux_loss is set by forward\(\)"):
         print(loss + model.aux_loss)
 
 
-def test_what_goes_by_what_the_call_before_has_set_is_refused() -> None:
+def test_state_carried_between_calls_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"Keeping.num is changed by each forward pass"):
         followed(Keeping(counts=True), (X,))
 
@@ -167,14 +167,14 @@ class Dropping(nn.Module):
         return self.last(hidden)
 
 
-def test_code_that_draws_by_itself_is_kept_whole() -> None:
+def test_code_that_draws_random_numbers_is_kept_whole() -> None:
     traced = trace(nn.Sequential(nn.Linear(6, 6), Dropping()), (X,))
     assert [(one.name, "draws random numbers" in one.why) for one in traced.kept] == [("1", True)]
     assert trace(Dropping(), (X,)).how == "whole"
 
 
 class Branching(nn.Module):
-    """Goes by a buffer's number."""
+    """Branches on the value of a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class Branching(nn.Module):
         return self.last(self.first(x) if self.is_on > 0 else x)
 
 
-def test_a_branch_on_a_buffer_is_followed_for_what_it_is() -> None:
+def test_branch_on_a_buffer_is_traced_and_checked() -> None:
     model = Branching()
     code = followed(model, (X,))
     assert (code.traced.how, code.traced.kept) == ("torch.fx", ())
@@ -197,7 +197,7 @@ def test_a_branch_on_a_buffer_is_followed_for_what_it_is() -> None:
         code.check()
 
 
-def test_another_layer_is_a_difference() -> None:
+def test_different_layer_is_detected() -> None:
     one, again = (trace(nn.Sequential(*LAYERS), (X,)).graph_module for _ in range(2))
     other = trace(nn.Sequential(nn.Linear(6, 6), *LAYERS[1:]), (X,)).graph_module
     assert difference(one, again) == ""
@@ -205,7 +205,7 @@ def test_another_layer_is_a_difference() -> None:
     assert "is now" in difference(one, trace(nn.Sequential(*LAYERS[:2]), (X,)).graph_module)
 
 
-def test_constants_are_no_reading_of_the_mode() -> None:
+def test_constants_do_not_count_as_reading_the_mode() -> None:
     class Placed(Dropping):
         def forward(self, x: Tensor) -> Tensor:
             return self.last(self.first(x) + torch.arange(6))

@@ -1,6 +1,6 @@
-"""Runs of ranks whose model is split come to what one worker comes to, and go on from its files.
+"""Runs of ranks with a split model equal one worker, and resume from its files.
 
-Each set of ranks costs seconds, so each makes many claims. Pieces of it are tested in threads
+Each set of ranks takes seconds, so each test checks much. Details are tested in threads
 (test_spread_model.py).
 """
 
@@ -23,7 +23,7 @@ CLOSE = 1e-9
 
 
 def by_ranks(folder: Path, size: int, **settings: str) -> Ended:
-    """The script in so many processes, as mpirun begins them."""
+    """Run the script in this number of processes, as mpirun starts them."""
     folder.mkdir(exist_ok=True)
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     world = {**settings, **meet, "OMPI_COMM_WORLD_SIZE": str(size)}
@@ -53,7 +53,7 @@ def assert_same(run: Run, other: Run) -> None:
 
 
 @pytest.mark.timeout(150)
-def test_a_split_run_dies_with_one_cause_and_its_checkpoints_are_anyones(tmp_path: Path) -> None:
+def test_killed_split_run_names_one_cause_and_anyone_can_resume_it(tmp_path: Path) -> None:
     expected = by_one(tmp_path / "one")
     folder = tmp_path / "split"
     died = by_ranks(
@@ -90,7 +90,7 @@ def test_a_split_run_dies_with_one_cause_and_its_checkpoints_are_anyones(tmp_pat
 
 
 @pytest.mark.timeout(150)
-def test_two_parts_in_two_copies_are_one_worker(tmp_path: Path) -> None:
+def test_two_parts_in_two_copies_equal_one_worker(tmp_path: Path) -> None:
     expected = by_one(tmp_path / "one")
     split = by_ranks(tmp_path / "split", 4, ASKED="2x2", MODE="surface")
     assert split.code == 0, split.said
@@ -140,8 +140,8 @@ print(f"rank {rank} took {most[-1] - most[3]} KiB more, {held('RssFile')}", flus
 
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(sys.platform != "linux", reason="proc(5)")
-def test_a_checkpoint_needs_no_room_for_the_whole_model(tmp_path: Path) -> None:
-    """Of 144 MB of parameters and momentum, each tensor 9 MB, taken after the fourth update."""
+def test_checkpoint_needs_no_memory_for_the_whole_model(tmp_path: Path) -> None:
+    """144 MB of parameters and momentum, 9 MB per tensor, saved after the fourth update."""
     folder = tmp_path / "large"
     folder.mkdir()
     (folder / "train.py").write_text(LARGE_SCRIPT)
@@ -155,6 +155,6 @@ def test_a_checkpoint_needs_no_room_for_the_whole_model(tmp_path: Path) -> None:
     assert load_tensors(taken.path / "model.safetensors")["3.weight"].shape == (1500, 1500)
     state = load_tensors(taken.path / "optimizer.safetensors")
     assert state["3.momentum_buffer"].abs().sum() > 0
-    found = [int(one) for one in re.findall(r"rank \d took (-?\d+) KiB more", ended.stdout)]
-    assert len(found) == 2
-    assert max(found) < 48 << 10, ended.stdout
+    results = [int(one) for one in re.findall(r"rank \d took (-?\d+) KiB more", ended.stdout)]
+    assert len(results) == 2
+    assert max(results) < 48 << 10, ended.stdout

@@ -1,4 +1,4 @@
-"""A model over several workers computes what it computes alone: outputs, gradients, names.
+"""A model over several workers computes the same as alone: outputs, gradients, names.
 
 Workers are threads over real gloo (tests/support/threaded.py); a run of ranks is in test_runs.py.
 """
@@ -56,7 +56,7 @@ class Branching(nn.Module):
 with torch.random.fork_rng():
     torch.manual_seed(2)
     BRANCHING = Branching()
-"""Made once: threads draw from one generator."""
+"""Made once, because threads share one generator."""
 
 
 def in_own_random(make: Callable[[], nn.Module]) -> nn.Module:
@@ -87,29 +87,29 @@ def loss_of(outputs: dict[str, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize(("parts", "rows"), [(2, (4, 4)), (2, (5, 2)), (3, (4, 1, 3))])
-def test_outputs_and_gradients_are_those_of_the_whole(parts: int, rows: tuple[int, ...]) -> None:
+def test_outputs_and_gradients_equal_those_of_the_whole(parts: int, rows: tuple[int, ...]) -> None:
     whole, inputs = model_and_inputs()
     shares = [one.split(rows) for one in (x[: sum(rows)] for x in inputs)]
-    losses = [loss_of(whole(*(one[i] for one in shares))) for i in range(parts)]
-    # every worker has 4 samples by its lease, so all losses weigh alike
+    losses = [loss_of(whole(*(share[i] for share in shares))) for i in range(parts)]
+    # every worker has 4 samples by its lease, so all losses have equal weight
     (torch.stack(losses).sum() / parts).backward()
 
     def work(ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Tensor | None], set[str]]:
         model, _ = model_and_inputs()
         made = spread(ranks, model, inputs, SplitName(parts, 1))
-        outputs = model(*(one[ranks.everyone.rank] for one in shares))
+        outputs = model(*(share[ranks.everyone.rank] for share in shares))
         loss_of(outputs).backward()
         made.come_to_end()
         grads = {name: one.grad for name, one in made.own.named_parameters()}
         return {k: v.detach() for k, v in outputs.items()}, grads, set(made.shared)
 
-    found = in_threads(parts, work)
-    for number, (outputs, _, _) in enumerate(found):
-        expected = whole(*(one[number] for one in shares))
+    actual = in_threads(parts, work)
+    for number, (outputs, _, _) in enumerate(actual):
+        expected = whole(*(share[number] for share in shares))
         assert outputs.keys() == expected.keys()
         assert all(close_to(outputs[name], expected[name]) for name in expected)
     for name, parameter in whole.named_parameters():
-        held = [grads[name] for _, grads, _ in found if name in grads]
+        held = [grads[name] for _, grads, _ in actual if name in grads]
         assert held, f"nobody holds {name}"
         total = torch.stack([one for one in held if one is not None]).sum(0)  # of a tied one
         assert parameter.grad is not None
@@ -117,7 +117,7 @@ def test_outputs_and_gradients_are_those_of_the_whole(parts: int, rows: tuple[in
 
 
 class Spectral(nn.Module):
-    """A spectrum goes around the layers that are cut apart, and is given."""
+    """A complex spectrum bypasses the cut layers and is returned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Spectral(nn.Module):
         return {"out": torch.fft.irfft(z), "hidden": torch.view_as_real(z), "z": z}
 
 
-def test_a_complex_tensor_that_crosses_a_border_has_a_gradient() -> None:
+def test_complex_tensor_crossing_a_border_has_a_gradient() -> None:
     whole, (_, (x, _)) = Spectral(), model_and_inputs()
     loss_of(outputs := whole(x[:8])).add(outputs["z"].abs().mean()).backward()
 
@@ -145,17 +145,17 @@ def test_a_complex_tensor_that_crosses_a_border_has_a_gradient() -> None:
         crossing = [one.dtype.is_complex for one in made.cut.borders[1]]  # type: ignore[attr-defined]
         return {name: one.grad for name, one in made.own.named_parameters()}, any(crossing)
 
-    found = in_threads(2, work)
-    assert found[0][1]
+    results = in_threads(2, work)
+    assert results[0][1]
     for name, parameter in whole.named_parameters():
-        held = [grads[name] for grads, _ in found if name in grads]
+        held = [grads[name] for grads, _ in results if name in grads]
         assert held[0] is not None
         assert parameter.grad is not None
         assert close_to(held[0], parameter.grad), name
 
 
 class Attending(nn.Module):
-    """Blocks, batch norm, a tied last layer that is used outside of its own, an unused layer."""
+    """Blocks, batch norm, a tied last layer used outside its module, an unused layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,12 +178,12 @@ class Attending(nn.Module):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("rows", [(4, 4), (5, 2, 3)])
-def test_shards_are_pieces_of_the_gradient_of_all(stage: int, rows: tuple[int, ...]) -> None:
+def test_shards_hold_pieces_of_the_whole_gradient(stage: int, rows: tuple[int, ...]) -> None:
     whole = in_own_random(Attending)
     state, size = {k: v.clone() for k, v in whole.state_dict().items()}, len(rows)
     _, inputs = model_and_inputs()
     shares = [one.split(rows) for one in (x[: sum(rows)] for x in inputs)]
-    losses = [loss_of(whole(*(one[i] for one in shares))) for i in range(size)]
+    losses = [loss_of(whole(*(share[i] for share in shares))) for i in range(size)]
     (torch.stack(losses).sum() / size).backward()
 
     def work(ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, tuple[int, Any]]]:
@@ -194,11 +194,11 @@ def test_shards_are_pieces_of_the_gradient_of_all(stage: int, rows: tuple[int, .
         made = ShardedModel(
             model, [optimizer], groups, stage, lambda: model(*(x[:4] for x in inputs)), lambda: 4
         )
-        outputs = model(*(one[rank] for one in shares))
+        outputs = model(*(share[rank] for share in shares))
         loss_of(outputs).backward()
         made.come_to_end()
         with torch.no_grad():
-            seen = model(*(one[rank] for one in shares))  # while others look, too
+            seen = model(*(share[rank] for share in shares))  # while others evaluate, too
             if rank == 0:
                 model(*inputs)
         made.come_to_end()
@@ -209,17 +209,17 @@ def test_shards_are_pieces_of_the_gradient_of_all(stage: int, rows: tuple[int, .
             name: (made.starts[name], None if one.grad is None else one.grad.clone())
             for name, one in made.own.named_parameters()
         }
-        if rank == 0:  # the others have no mini-batch, and give pieces and take sums
+        if rank == 0:  # the others have no mini-batch: they send pieces and receive sums
             loss_of(model(*inputs)).backward()
         made.come_to_end()
         return {k: v.detach() for k, v in outputs.items()}, grads
 
-    found = in_threads(size, work)
-    for number, (outputs, _) in enumerate(found):
-        expected = whole(*(one[number] for one in shares))
+    actual = in_threads(size, work)
+    for number, (outputs, _) in enumerate(actual):
+        expected = whole(*(share[number] for share in shares))
         assert all(close_to(outputs[name], expected[name]) for name in expected)
     for name, parameter in whole.named_parameters():
-        held = sorted((grads[name] for _, grads in found if name in grads), key=lambda one: one[0])
+        held = sorted((grads[name] for _, grads in actual if name in grads), key=lambda one: one[0])
         assert held, f"nobody holds {name}"
         if parameter.grad is None:
             assert all(one is None for _, one in held), name
@@ -228,10 +228,10 @@ def test_shards_are_pieces_of_the_gradient_of_all(stage: int, rows: tuple[int, .
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_one_backward_goes_through_two_calls_of_shards(stage: int) -> None:
+def test_backward_supports_two_calls_of_shards(stage: int) -> None:
     whole, (_, inputs) = in_own_random(Attending), model_and_inputs()
     shares = [one[:8].split((5, 3)) for one in inputs]
-    losses = [twice(whole, *(one[i] for one in shares)) for i in range(2)]
+    losses = [twice(whole, *(share[i] for share in shares)) for i in range(2)]
     (torch.stack(losses).sum() / 2).backward()
 
     def work(ranks: Ranks) -> dict[str, tuple[int, Any]]:
@@ -244,18 +244,20 @@ def test_one_backward_goes_through_two_calls_of_shards(stage: int) -> None:
         )
         for _ in range(2):
             made.own.zero_grad()
-            twice(model, *(one[ranks.everyone.rank] for one in shares)).backward()
+            twice(model, *(share[ranks.everyone.rank] for share in shares)).backward()
             made.come_to_end()
         return {name: (made.starts[name], one.grad) for name, one in made.own.named_parameters()}
 
-    found = in_threads(2, work)
+    results = in_threads(2, work)
     for name, parameter in whole.named_parameters():
         if parameter.grad is not None:
-            held = sorted((one[name] for one in found if name in one), key=lambda one: one[0])
+            held = sorted(
+                (result[name] for result in results if name in result), key=lambda one: one[0]
+            )
             assert close_to(torch.cat([one for _, one in held]), parameter.grad.reshape(-1)), name
 
 
-def test_tensors_that_torch_does_not_see_in_an_output_are_refused() -> None:
+def test_hidden_tensors_in_an_output_are_refused() -> None:
     mean = torch.zeros(2, requires_grad=True)
     hidden = torch.distributions.Independent(torch.distributions.Normal(mean * 2, 1.0), 1)
     refuse_hidden("Net", {"out": mean, "kind": "x", "device": mean.device, "net": nn.Linear(1, 1)})
@@ -270,23 +272,23 @@ def twice(model: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
     return loss_of(model(x, mask)) + 0.5 * loss_of(model(x.sin(), mask))
 
 
-def test_units_are_blocks_and_what_is_used_elsewhere_is_the_models_own() -> None:
+def test_units_are_blocks_and_shared_parameters_stay_with_the_model() -> None:
     model = Attending()
 
     def work(ranks: Ranks) -> list[tuple[bool, int, int]]:
         units = find_units(model, {id(model.embed.weight)}, ranks.everyone)
         return [
-            (one.module is None, one.num_bytes, sum(p.held.numel() for p in one.pieces))
-            for one in units
+            (unit.module is None, unit.num_bytes, sum(p.held.numel() for p in unit.pieces))
+            for unit in units
         ]
 
-    # of its own: the embedding that is also the last layer, and the scale; then a unit a layer
-    found = in_threads(1, work)[0]
+    # the model's own: the tied embedding and the scale; then one unit per layer
+    result = in_threads(1, work)[0]
     sizes = [42, 63, 60, 63, 60, 42, 6]
-    assert found == [(not number, 8 * size, size) for number, size in enumerate(sizes)]
+    assert result == [(not number, 8 * size, size) for number, size in enumerate(sizes)]
 
 
-def test_one_worker_can_have_more_to_do_and_the_others_serve() -> None:
+def test_others_serve_a_worker_with_more_calls() -> None:
     whole, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> list[Tensor]:
@@ -306,7 +308,7 @@ def test_one_worker_can_have_more_to_do_and_the_others_serve() -> None:
         assert all(close_to(one, whole(*inputs)["out"]) for one in seen)
 
 
-def test_who_does_something_else_is_named_in_all() -> None:
+def test_diverging_worker_is_named_in_all_workers() -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> str:
@@ -317,12 +319,12 @@ def test_who_does_something_else_is_named_in_all() -> None:
             loss_of(outputs).backward() if ranks.everyone.rank else model(*inputs)
         return str(refused.value)
 
-    said = in_threads(2, work)
-    assert said[0] == said[1]
-    assert "worker 0 calls the model where worker 1 is in backward()" in said[0]
+    messages = in_threads(2, work)
+    assert messages[0] == messages[1]
+    assert "worker 0 calls the model where worker 1 is in backward()" in messages[0]
 
 
-def test_the_whole_state_is_there_by_its_names_and_parts_are_absent() -> None:
+def test_whole_state_has_all_names_and_other_parts_are_absent() -> None:
     whole, inputs = model_and_inputs()
     state = whole.state_dict()
 
@@ -337,7 +339,7 @@ def test_the_whole_state_is_there_by_its_names_and_parts_are_absent() -> None:
         made.lay_out(replica.layout, lambda: (block, None))
         made.whole.standing.stands(0)
         said = ""
-        if ranks.everyone.rank == 1:  # alone, while the other does something else
+        if ranks.everyone.rank == 1:  # alone, while the other worker does something else
             found = model.state_dict()
             assert all(torch.equal(found[name], state[name]) for name in state)
             shapes = made.shapes()
@@ -347,12 +349,12 @@ def test_the_whole_state_is_there_by_its_names_and_parts_are_absent() -> None:
             assert all(torch.equal(made.read(name), state[name]) for name in state)
         else:
             with pytest.raises(ConfigError) as refused:
-                sum(float(one.norm()) for one in model.parameters())
+                sum(float(parameter.norm()) for parameter in model.parameters())
             said = str(refused.value)
         ranks.everyone.all_gather(torch.zeros(1), torch.zeros(2)).wait()
         names = list(model.state_dict())
-        is_same = sum(one.numel() for one in model.parameters()) == sum(
-            one.numel() for one in whole.parameters()
+        is_same = sum(parameter.numel() for parameter in model.parameters()) == sum(
+            parameter.numel() for parameter in whole.parameters()
         )
         plain = made.optimizer_state(0, optimizer)
         ranks.everyone.all_gather(torch.zeros(1), torch.zeros(2)).wait()
@@ -367,7 +369,7 @@ def test_the_whole_state_is_there_by_its_names_and_parts_are_absent() -> None:
 
 
 class Averaging(nn.Module):
-    """Takes series of any length."""
+    """Accepts series of any length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -378,7 +380,7 @@ class Averaging(nn.Module):
         return self.second(torch.tanh(self.first(x))).mean(1)
 
 
-def test_rows_of_another_size_than_the_first_are_refused_by_all() -> None:
+def test_rows_of_another_size_are_refused_by_all() -> None:
     x = torch.randn(8, 12, 6, dtype=torch.float64)
 
     def work(ranks: Ranks) -> list[str]:
@@ -389,7 +391,7 @@ def test_rows_of_another_size_than_the_first_are_refused_by_all() -> None:
             with pytest.raises(ConfigError) as refused, torch.no_grad():
                 model(mine)
             said.append(str(refused.value))
-        with pytest.raises(ConfigError) as refused, torch.no_grad():  # one looks, one serves
+        with pytest.raises(ConfigError) as refused, torch.no_grad():  # one evaluates, one serves
             model(x[:, :5]) if ranks.everyone.rank else made.come_to_end()
         return [*said, str(refused.value)]
 
@@ -400,7 +402,7 @@ def test_rows_of_another_size_than_the_first_are_refused_by_all() -> None:
         assert f" of size {size} in dimension 1, " in one
 
 
-def test_batches_of_several_sizes_and_borders_that_depend_on_data_are_refused() -> None:
+def test_varying_batch_and_border_sizes_are_refused() -> None:
     x = torch.randn(8, 12, 6, dtype=torch.float64)
 
     def cut(ranks: Ranks) -> None:
@@ -419,7 +421,7 @@ def test_batches_of_several_sizes_and_borders_that_depend_on_data_are_refused() 
 
 
 class Scaled(nn.Module):
-    """Its output depends on who else is in the batch."""
+    """Its output depends on the other samples of the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -436,7 +438,7 @@ class OwnFlag(Scaled):
 
 
 class Choosing(Scaled):
-    """Which layers it computes depends on its data."""
+    """Chooses its layers by its data."""
 
     def forward(self, x: Tensor) -> Tensor:
         if bool(x.sum() > 0):
@@ -445,7 +447,7 @@ class Choosing(Scaled):
 
 
 class Calibrated(nn.Module):
-    """What it keeps is nan until its first pass in training."""
+    """Its buffer is nan until the first training pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -481,7 +483,7 @@ def normed() -> nn.Module:
         (Choosing, 2, "control flow"),
     ],
 )
-def test_what_would_be_another_model_is_refused_before_it_runs(
+def test_unsupported_models_are_refused_before_they_run(
     make: Callable[[], nn.Module], parts: int, words: str
 ) -> None:
     _, (x, _) = model_and_inputs()
@@ -493,7 +495,7 @@ def test_what_would_be_another_model_is_refused_before_it_runs(
     assert words in str(refused.value)
 
 
-def test_what_is_frozen_stays_so_and_is_refused_where_it_is_not() -> None:
+def test_frozen_layers_stay_frozen_and_unfrozen_ones_are_refused() -> None:
     _, (x, _) = model_and_inputs()
 
     def work(ranks: Ranks) -> tuple[list[bool], str]:
@@ -508,13 +510,13 @@ def test_what_is_frozen_stays_so_and_is_refused_where_it_is_not() -> None:
             model.train()(x)
         return modes, str(refused.value)
 
-    for modes, said in in_threads(2, work):
+    for modes, message in in_threads(2, work):
         assert modes == [True, False, True, False]
-        assert said.startswith("1: batch norm looks at the whole batch")
-        assert "freeze it by .eval()" in said
+        assert message.startswith("1: batch norm looks at the whole batch")
+        assert "freeze it by .eval()" in message
 
 
-def test_a_frozen_buffer_runs_until_it_trains() -> None:
+def test_frozen_buffer_is_refused_once_it_trains() -> None:
     _, (x, _) = model_and_inputs()
 
     def work(ranks: Ranks) -> str:
@@ -527,11 +529,11 @@ def test_a_frozen_buffer_runs_until_it_trains() -> None:
             model.train()(x)
         return str(refused.value)
 
-    for said in in_threads(2, work):
-        assert said.startswith("0.parametrizations.weight.0: a buffer that each forward pass")
+    for message in in_threads(2, work):
+        assert message.startswith("0.parametrizations.weight.0: a buffer that each forward pass")
 
 
-def test_a_hook_and_rows_that_do_not_fit_are_refused_when_they_come() -> None:
+def test_later_hooks_and_unfit_rows_are_refused() -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> list[str]:
@@ -564,7 +566,7 @@ def test_a_hook_and_rows_that_do_not_fit_are_refused_when_they_come() -> None:
             assert word in one
 
 
-def test_parts_that_are_busy_otherwise_than_predicted_are_told_of_with_what_that_costs() -> None:
+def test_unexpected_imbalance_is_reported_with_its_cost() -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> list[tuple[str, float] | None]:
@@ -587,7 +589,7 @@ def test_parts_that_are_busy_otherwise_than_predicted_are_told_of_with_what_that
         assert lost_s == pytest.approx(times * (9.0 - 5.0 / 0.95))
 
 
-def test_a_slow_worker_gets_fewer_layers() -> None:
+def test_slow_worker_gets_fewer_layers() -> None:
     def work(ranks: Ranks) -> tuple[tuple[int, ...], list[int], str]:
         model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(12)))
         x, is_slow = torch.zeros(64, 256), ranks.everyone.rank == 0
@@ -606,7 +608,7 @@ def test_a_slow_worker_gets_fewer_layers() -> None:
     assert "workers' speeds, part by part" in note
 
 
-def test_a_slow_worker_gets_the_fewest_layers_and_not_an_end_that_trains_nothing() -> None:
+def test_slow_worker_still_gets_layers_with_parameters() -> None:
     def work(ranks: Ranks) -> list[int]:
         layers = (one for _ in range(6) for one in (nn.Linear(64, 64), nn.Tanh()))
         x, is_slow = torch.zeros(64, 64), ranks.everyone.rank == 0
@@ -622,18 +624,18 @@ def test_a_slow_worker_gets_the_fewest_layers_and_not_an_end_that_trains_nothing
     assert 2 <= of_slow < 6 < of_fast
 
 
-def test_what_the_model_is_called_with_is_seen_and_not_computed() -> None:
+def test_inputs_of_the_model_are_captured_without_computing() -> None:
     model, (x, mask) = model_and_inputs()
-    found = inputs_of(model, lambda net, batch: loss_of(net(*batch)), (x, mask))
-    assert found[0] is x
-    assert found[1] is mask
+    result = inputs_of(model, lambda net, batch: loss_of(net(*batch)), (x, mask))
+    assert result[0] is x
+    assert result[1] is mask
     with pytest.raises(ConfigError, match="tensors alone"):
         inputs_of(model, lambda net, batch: net(x, mask=mask), x)
     with pytest.raises(ConfigError, match="not called"):
         inputs_of(model, lambda net, batch: x.sum(), x)
 
 
-def test_a_part_is_handed_out_at_the_version_that_was_asked_for() -> None:
+def test_part_is_served_at_the_requested_version() -> None:
     standing, seen = PartVersion(), list[int]()
     standing.stands(3)
     standing.changes()
@@ -650,7 +652,7 @@ def test_a_part_is_handed_out_at_the_version_that_was_asked_for() -> None:
     assert seen == [4]
 
 
-def test_a_push_that_weighs_otherwise_than_its_samples_is_refused() -> None:
+def test_push_not_weighted_by_samples_is_refused() -> None:
     averaging = object.__new__(SplitAveraging)
     averaging._spread = Weighed()  # type: ignore[assignment]
     averaging._check_shares([0.3, 0.1], 0.4)
@@ -659,30 +661,30 @@ def test_a_push_that_weighs_otherwise_than_its_samples_is_refused() -> None:
 
 
 class Weighed:
-    """A spread model whose gradients were weighed so."""
+    """A spread model whose gradients have these weights."""
 
     def take_shares(self) -> list[float]:
         return [0.75, 0.25]
 
 
-def test_micro_batches_of_all_take_turns() -> None:
-    found = chunks_of([3, 0, 5], [(0.5, 0.5)] * 3, in_turns=True)
-    assert [(one.owner, one.rows) for one in found] == [(0, 2), (2, 3), (0, 1), (2, 2)]
-    found = chunks_of([3, 0, 5], [(0.5, 0.5)] * 3, in_turns=False)
-    assert [(one.owner, one.rows) for one in found] == [(0, 2), (0, 1), (2, 3), (2, 2)]
+def test_micro_batches_of_workers_take_turns() -> None:
+    chunks = chunks_of([3, 0, 5], [(0.5, 0.5)] * 3, in_turns=True)
+    assert [(chunk.owner, chunk.rows) for chunk in chunks] == [(0, 2), (2, 3), (0, 1), (2, 2)]
+    chunks = chunks_of([3, 0, 5], [(0.5, 0.5)] * 3, in_turns=False)
+    assert [(chunk.owner, chunk.rows) for chunk in chunks] == [(0, 2), (0, 1), (2, 3), (2, 2)]
     assert sum(chunk_rows(7, (0.2, 0.4, 0.4))) == 7
     assert chunk_rows(4, (0.01, 0.01, 0.98)) == [1, 1, 2]
     assert chunk_rows(2, (0.1, 0.1, 0.8)) == [1, 1]
     assert PartTask.STEP_END == 0
 
 
-def test_a_pass_is_in_the_mode_of_others_and_no_longer() -> None:
+def test_mode_of_the_others_applies_only_during_a_pass() -> None:
     model = nn.Sequential(nn.Linear(1, 1), nn.Dropout())
     trains = module_mode(model.train())
     model.eval()
     with in_mode(model, trains):
-        assert all(one.training for one in model.modules())
-    assert not any(one.training for one in model.modules())
+        assert all(module.training for module in model.modules())
+    assert not any(module.training for module in model.modules())
     model[1].train()
     mix = module_mode(model)
     model.eval()
@@ -692,7 +694,7 @@ def test_a_pass_is_in_the_mode_of_others_and_no_longer() -> None:
 
 
 def chained() -> nn.Sequential:
-    """Its first and its last layer are one weight, so two parts have it."""
+    """Its first and last layer share a weight, so two parts have it."""
     layers = [nn.Linear(6, 6, bias=False), nn.Tanh(), nn.Linear(6, 6), nn.Tanh()]
     model = nn.Sequential(*layers, nn.Linear(6, 6, bias=False)).double()
     model[4].weight = model[0].weight
@@ -700,18 +702,18 @@ def chained() -> nn.Sequential:
 
 
 def count_gradients(made: SpreadModel) -> None:
-    """As a run does."""
+    """Count gradients as a run does."""
     count = [0]
 
     def note(_: Tensor) -> None:
         count[0] += 1
 
-    for one in made.own.parameters():
-        one.register_post_accumulate_grad_hook(note)
+    for parameter in made.own.parameters():
+        parameter.register_post_accumulate_grad_hook(note)
     made.num_hooked = lambda: count[0]
 
 
-def test_a_penalty_on_a_tied_weight_is_refused() -> None:
+def test_penalty_on_a_tied_weight_is_refused() -> None:
     _, (x, _) = model_and_inputs()
 
     def work(ranks: Ranks) -> str:
@@ -723,11 +725,11 @@ def test_a_penalty_on_a_tied_weight_is_refused() -> None:
             (loss + model[0].weight.pow(2).sum()).backward()
         return str(refused.value)
 
-    for said in in_threads(2, work):
-        assert "parameter '0.weight' gets a gradient that does not come through model(x)" in said
+    for message in in_threads(2, work):
+        assert "parameter '0.weight' gets a gradient that does not come through model(x)" in message
 
 
-def test_a_penalty_on_parts_is_refused_where_one_has_no_mini_batch() -> None:
+def test_penalty_on_parts_without_a_mini_batch_is_refused() -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> str:
@@ -735,7 +737,7 @@ def test_a_penalty_on_parts_is_refused_where_one_has_no_mini_batch() -> None:
         made = spread(ranks, model, inputs, SplitName(2, 1))
         count_gradients(made)
         own = [one for name, one in made.own.named_parameters() if name not in made.shared]
-        for _ in range(2):  # both have theirs
+        for _ in range(2):  # both have their gradients
             loss = loss_of(model(*(one[:4] for one in inputs)))
             (loss + torch.stack([one.pow(2).sum() for one in own]).sum()).backward()
             made.come_to_end(End.PUSH, 4)
@@ -754,7 +756,7 @@ def test_a_penalty_on_parts_is_refused_where_one_has_no_mini_batch() -> None:
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_penalty_on_pieces_is_refused_where_a_worker_has_no_mini_batch(stage: int) -> None:
+def test_penalty_on_shards_without_a_mini_batch_is_refused(stage: int) -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> str:
@@ -764,10 +766,12 @@ def test_a_penalty_on_pieces_is_refused_where_a_worker_has_no_mini_batch(stage: 
 
         def train(weight: float) -> None:
             loss = loss_of(model(*(one[:4] for one in inputs)))
-            squares = torch.stack([one.pow(2).sum() for one in made.own.parameters()]).sum()
+            squares = torch.stack(
+                [parameter.pow(2).sum() for parameter in made.own.parameters()]
+            ).sum()
             (loss + weight * squares if weight else loss).backward()
 
-        for weight in (0.1, 0.1, 0.0):  # all have theirs, then one alone and without a penalty
+        for weight in (0.1, 0.1, 0.0):  # all have gradients, then one alone without a penalty
             if rank == 0 or weight:
                 train(weight)
             made.come_to_end(End.PUSH, 4 if rank == 0 or weight else 0)
@@ -784,8 +788,8 @@ def test_a_penalty_on_pieces_is_refused_where_a_worker_has_no_mini_batch(stage: 
     assert "in this update worker 1 has no mini-batch whose loss gives these to its part" in second
 
 
-def by_side(model: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
-    """A loss that also looks at what a layer has given."""
+def loss_with_layer_output(model: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
+    """A loss that also uses the output of a layer."""
     seen: list[Tensor] = []
     handle = model.get_submodule("blocks.0").register_forward_hook(lambda *a: seen.append(a[2]))
     loss = loss_of(model(x, mask)) + seen[0].pow(2).mean()
@@ -802,10 +806,10 @@ def sharded(ranks: Ranks, model: nn.Module, stage: int, inputs: Any) -> ShardedM
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_gradients_of_shards_are_weighed_whatever_they_come_from(stage: int) -> None:
+def test_shard_gradients_are_weighted_for_any_backward_call(stage: int) -> None:
     whole, (_, inputs) = in_own_random(Attending), model_and_inputs()
     given = [[one[:4], one[4:8]] for one in inputs]
-    losses = [by_side(whole, *(one[i] for one in given)) for i in range(2)]
+    losses = [loss_with_layer_output(whole, *(one[i] for one in given)) for i in range(2)]
     (torch.stack(losses).sum() / 2).backward()
     x = inputs[0][:4].clone().requires_grad_()
     loss_of(whole(x, inputs[1][:4])).backward(inputs=[x])
@@ -814,7 +818,7 @@ def test_gradients_of_shards_are_weighed_whatever_they_come_from(stage: int) -> 
         model, rank = copy.deepcopy(whole), ranks.everyone.rank
         model.zero_grad()
         made = sharded(ranks, model, stage, inputs)
-        by_side(model, *(one[rank] for one in given)).backward()
+        loss_with_layer_output(model, *(one[rank] for one in given)).backward()
         made.come_to_end()
         grads = {
             name: (made.starts[name], None if one.grad is None else one.grad.clone())
@@ -830,15 +834,17 @@ def test_gradients_of_shards_are_weighed_whatever_they_come_from(stage: int) -> 
             loss_of(model(mine, inputs[1][:4])).backward(create_graph=True)
         return grads
 
-    found = in_threads(2, work)
+    results = in_threads(2, work)
     for name, parameter in whole.named_parameters():
         if parameter.grad is not None:
-            held = sorted((one[name] for one in found if name in one), key=lambda one: one[0])
+            held = sorted(
+                (result[name] for result in results if name in result), key=lambda one: one[0]
+            )
             assert close_to(torch.cat([one for _, one in held]), parameter.grad.reshape(-1)), name
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_loss_of_a_layer_alone_is_refused_where_parameters_are_pieces(stage: int) -> None:
+def test_loss_of_a_single_layer_is_refused_with_shards(stage: int) -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> None:
@@ -854,7 +860,7 @@ def test_a_loss_of_a_layer_alone_is_refused_where_parameters_are_pieces(stage: i
 
 
 class Positions(nn.Module):
-    """Gives a view of its own parameter."""
+    """Returns a view of its own parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -865,7 +871,7 @@ class Positions(nn.Module):
 
 
 class Placed(nn.Module):
-    """And so does the whole model, with a parameter itself."""
+    """The whole model also returns a parameter itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -880,7 +886,7 @@ class Placed(nn.Module):
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_what_layers_and_the_model_give_of_their_own_parameters_outlives_these(stage: int) -> None:
+def test_returned_parameters_outlive_the_gathered_units(stage: int) -> None:
     whole, (_, (x, _)) = in_own_random(Placed), model_and_inputs()
     rows = [x[:4], x[4:8]]
 
@@ -902,10 +908,10 @@ def test_what_layers_and_the_model_give_of_their_own_parameters_outlives_these(s
         assert all(close_to(seen[name], expected[name]) for name in expected)
         return {name: (made.starts[name], one.grad) for name, one in made.own.named_parameters()}
 
-    found = in_threads(2, work)
+    actual = in_threads(2, work)
     for name, parameter in whole.named_parameters():
         assert parameter.grad is not None
-        held = sorted((one[name] for one in found if name in one), key=lambda one: one[0])
+        held = sorted((one[name] for one in actual if name in one), key=lambda one: one[0])
         assert close_to(torch.cat([one for _, one in held]), parameter.grad.reshape(-1)), name
 
 
@@ -921,7 +927,7 @@ WRITES: dict[str, Callable[[nn.Parameter], object]] = {
 
 
 class Positive(nn.Linear):
-    """As layers are made monotone."""
+    """A layer that makes its weights positive, as monotone layers do."""
 
     write: Callable[[nn.Parameter], object] = WRITES["in place"]
 
@@ -933,7 +939,7 @@ class Positive(nn.Linear):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("way", [*WRITES, "a maximal norm"])
-def test_a_layer_that_changes_its_own_weights_is_refused(
+def test_layer_that_changes_its_own_weights_is_refused(
     stage: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = torch.arange(48).view(8, 6) % 5
@@ -956,12 +962,12 @@ def test_a_layer_that_changes_its_own_weights_is_refused(
             train()
         return str(refused.value)
 
-    for said in in_threads(2, work):
-        assert said.startswith("parameter '0.weight' is changed by forward()"), said
+    for message in in_threads(2, work):
+        assert message.startswith("parameter '0.weight' is changed by forward()"), message
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_layers_of_shards_thaw_and_freeze(stage: int) -> None:
+def test_sharded_layers_can_be_frozen_and_unfrozen(stage: int) -> None:
     whole, (_, inputs) = in_own_random(Attending), model_and_inputs()
     whole.get_parameter("frozen.weight").requires_grad_(True)
     whole.get_submodule("blocks").requires_grad_(False)
@@ -987,9 +993,11 @@ def test_layers_of_shards_thaw_and_freeze(stage: int) -> None:
             for name, one in made.own.named_parameters()
         }
 
-    found = in_threads(2, work)
+    results = in_threads(2, work)
     for name, parameter in whole.named_parameters():
-        held = sorted((one[name] for one in found if name in one), key=lambda one: one[0])
+        held = sorted(
+            (result[name] for result in results if name in result), key=lambda one: one[0]
+        )
         assert all(trained == parameter.requires_grad for *_, trained in held), name
         if parameter.grad is None:
             assert all(one is None for _, one, _ in held), name
@@ -998,7 +1006,7 @@ def test_layers_of_shards_thaw_and_freeze(stage: int) -> None:
             assert close_to(pieces, parameter.grad.reshape(-1)), name
 
 
-def test_workers_whose_first_passes_differ_are_refused_before_they_exchange() -> None:
+def test_differing_first_passes_are_refused_before_an_exchange() -> None:
     _, inputs = model_and_inputs()
 
     class Dropping(Attending):
@@ -1037,7 +1045,7 @@ class Heads(nn.Module):
 
 
 @pytest.mark.parametrize("parts", [2, 3])
-def test_what_a_loss_does_not_use_gets_no_gradient(parts: int) -> None:
+def test_outputs_unused_by_the_loss_get_no_gradient(parts: int) -> None:
     whole, (_, (x, _)) = in_own_random(Heads), model_and_inputs()
     whole(x[: 4 * parts])["kind"].pow(2).mean().backward()
 
@@ -1049,9 +1057,9 @@ def test_what_a_loss_does_not_use_gets_no_gradient(parts: int) -> None:
         made.come_to_end()
         return {name: one.grad for name, one in made.own.named_parameters()}
 
-    found = in_threads(parts, work)
+    results = in_threads(parts, work)
     for name, parameter in whole.named_parameters():
-        held = [one[name] for one in found if name in one]
+        held = [result[name] for result in results if name in result]
         if parameter.grad is None:
             assert held == [None], name
         else:
@@ -1070,7 +1078,7 @@ class Words(nn.Module):
         return self.last(torch.tanh(self.first(x.view(-1, 2, 3)))).view(-1, 4)
 
 
-def test_an_output_may_have_several_rows_for_each_sample_and_be_changed_in_place() -> None:
+def test_output_may_have_several_rows_and_be_changed_in_place() -> None:
     whole, (_, (x, _)) = in_own_random(Words), model_and_inputs()
     total = whole(x[:8])
     total[..., 0] = -1.0
@@ -1086,13 +1094,15 @@ def test_an_output_may_have_several_rows_for_each_sample_and_be_changed_in_place
         made.come_to_end()
         return {name: one.grad for name, one in made.own.named_parameters()}
 
-    found = in_threads(2, work)
+    results = in_threads(2, work)
     for name, parameter in whole.named_parameters():
         assert parameter.grad is not None
-        assert close_to(next(one[name] for one in found if name in one), parameter.grad), name
+        assert close_to(
+            next(result[name] for result in results if name in result), parameter.grad
+        ), name
 
 
-def test_an_output_of_shards_may_be_changed_in_place() -> None:
+def test_output_of_shards_may_be_changed_in_place() -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> None:
@@ -1107,7 +1117,7 @@ def test_an_output_of_shards_may_be_changed_in_place() -> None:
     in_threads(2, work)
 
 
-def test_a_pass_of_one_worker_weighs_as_its_mini_batch_does() -> None:
+def test_pass_is_weighted_by_its_mini_batch() -> None:
     """Five samples in chunks of two are one more than four."""
     whole, (_, (x, _)) = in_own_random(Words), model_and_inputs()
     chunks = [x[:5].split(2), x[5:9].split(2)]
@@ -1125,14 +1135,14 @@ def test_a_pass_of_one_worker_weighs_as_its_mini_batch_does() -> None:
         made.come_to_end(End.PUSH, 4 if rank else 5)
         return {name: one.grad for name, one in made.own.named_parameters()}, made.take_shares()
 
-    found = in_threads(2, work)
+    results = in_threads(2, work)
     for name, parameter in whole.named_parameters():
         assert parameter.grad is not None
-        assert close_to(next(one[name] for one, _ in found if name in one), parameter.grad), name
-    assert [shares for _, shares in found] == [[5 / 9, 4 / 9]] * 2
+        assert close_to(next(one[name] for one, _ in results if name in one), parameter.grad), name
+    assert [shares for _, shares in results] == [[5 / 9, 4 / 9]] * 2
 
 
-def test_a_graph_of_an_earlier_step_and_a_call_without_rows_are_refused() -> None:
+def test_stale_graph_and_empty_call_are_refused() -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> None:
@@ -1150,19 +1160,19 @@ def test_a_graph_of_an_earlier_step_and_a_call_without_rows_are_refused() -> Non
     in_threads(2, work)
 
 
-def test_parameters_elsewhere_thaw_and_freeze() -> None:
+def test_parameters_of_other_workers_can_be_frozen_and_unfrozen() -> None:
     _, inputs = model_and_inputs()
 
     def work(ranks: Ranks) -> None:
         model, _ = model_and_inputs()
         spread(ranks, model, inputs, SplitName(2, 1))
         model.requires_grad_(False)
-        assert not any(one.requires_grad for one in model.parameters())
+        assert not any(parameter.requires_grad for parameter in model.parameters())
         for one in model.parameters():
             one.requires_grad, one.grad = True, None
-        assert all(one.requires_grad for one in model.parameters())
+        assert all(parameter.requires_grad for parameter in model.parameters())
         with pytest.raises(ConfigError, match="here grad reads its values"):
-            [one.grad for one in model.parameters()]
+            [parameter.grad for parameter in model.parameters()]
 
     in_threads(2, work)
 
@@ -1176,7 +1186,7 @@ def test_parameters_elsewhere_thaw_and_freeze() -> None:
         (lambda g: g / g.norm(), False),
     ],
 )
-def test_hooks_of_parameters_that_are_not_linear_are_refused(
+def test_nonlinear_parameter_hooks_are_refused(
     hook: Callable[[Tensor], Tensor | None], is_right: bool
 ) -> None:
     weight = nn.Parameter(torch.ones(3, 4))
@@ -1188,7 +1198,7 @@ def test_hooks_of_parameters_that_are_not_linear_are_refused(
         refuse_uneven_hooks([("fc.weight", weight)])
 
 
-def test_a_setting_that_its_code_reads_and_a_layer_that_is_replaced_are_refused() -> None:
+def test_changed_attribute_and_replaced_layer_are_refused() -> None:
     _, (x, _) = model_and_inputs()
 
     class Warm(Words):
@@ -1224,7 +1234,7 @@ def test_a_setting_that_its_code_reads_and_a_layer_that_is_replaced_are_refused(
 
 
 class Centered(Words):
-    """A script moves its center, by what it has seen itself."""
+    """A script moves its center by the samples it has seen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1233,7 +1243,7 @@ class Centered(Words):
         self.register_buffer("num", torch.zeros((), dtype=torch.int64))
 
 
-def test_buffers_that_a_script_changes_have_their_mean() -> None:
+def test_buffers_changed_by_a_script_are_averaged() -> None:
     _, (x, _) = model_and_inputs()
 
     def work(ranks: Ranks) -> tuple[int, nn.Module]:
@@ -1261,8 +1271,8 @@ def test_buffers_that_a_script_changes_have_their_mean() -> None:
 
 
 @pytest.mark.parametrize("way", ["in place", "anew", "other memory"])
-def test_buffers_that_a_script_changes_have_the_mean_of_all_copies(way: str) -> None:
-    """Also in workers whose part has none of them, and where a copy has changed nothing."""
+def test_buffers_changed_by_a_script_are_averaged_over_copies(way: str) -> None:
+    """Also in workers whose part has no buffers, and if a copy has changed nothing."""
     _, (x, _) = model_and_inputs()
     weights = (0.1, 0.2, 0.3, 0.4)
 
@@ -1278,19 +1288,19 @@ def test_buffers_that_a_script_changes_have_the_mean_of_all_copies(way: str) -> 
         averaging._group = made.groups.twins
         model(x[:4]).mean().backward()
         center = model.get_buffer("center")
-        is_placed = any(one is center for one in made.own.buffers())
+        is_placed = any(buffer is center for buffer in made.own.buffers())
         if rank != 3 and way == "anew":
             model.center = center + (1.0 + rank)
         elif rank != 3 and way == "other memory" and not is_placed:
             center.data = center + (1.0 + rank)
-        elif rank != 3:  # as what holds this part's memory does it, where that is another
+        elif rank != 3:  # as the owner of this part's memory does, if it is another object
             center.add_(1.0 + rank)
         if rank < 2:
             model.get_buffer("num").add_(3 - rank)
         made.come_to_end(End.PUSH, 4)
         assert averaging._present_in_any(weights) == [0, 0, 0]
         assert made.changed_buffers == 0b101
-        own = sum(weights[one] for one in made.groups.members)
+        own = sum(weights[member] for member in made.groups.members)
         averaging._reduce_changed(weights[rank], own)
         averaging._reduce_buffers(own)
         assert model.get_buffer("center") is center
@@ -1302,7 +1312,7 @@ def test_buffers_that_a_script_changes_have_the_mean_of_all_copies(way: str) -> 
         assert int(model.get_buffer("num")) == 3
 
 
-def test_a_gradient_that_is_not_finite_is_named_by_all() -> None:
+def test_nonfinite_gradient_is_named_by_all() -> None:
     def work(ranks: Ranks) -> str:
         rank, mean = ranks.everyone.rank, torch.tensor([1.0, math.inf])
         place = SimpleNamespace(name=f"layer.{rank}", flat=lambda block: block[rank])
@@ -1318,7 +1328,7 @@ def test_a_gradient_that_is_not_finite_is_named_by_all() -> None:
             averaging._refuse_not_finite()
         return str(refused.value)
 
-    for rank, said in enumerate(in_threads(2, work)):
-        assert said.startswith(
+    for rank, message in enumerate(in_threads(2, work)):
+        assert message.startswith(
             f"worker {rank}: the averaged gradient of 'layer.1' is not finite at version 7"
         )

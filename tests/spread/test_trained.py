@@ -53,7 +53,7 @@ def batch(size: int) -> tuple[Tensor, Tensor]:
 
 
 def by_class(size: int) -> tuple[Tensor, Tensor]:
-    """As sorted data are: the first few are of one class."""
+    """Sorted data: the first samples are of one class."""
     order = Y.argsort()[:size]
     return X[order], Y[order]
 
@@ -69,7 +69,9 @@ def trained(ranks: Ranks, model: nn.Module, schedule: str) -> TrainedModel:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
 @pytest.mark.parametrize("rows", [(4, 4), (4, 3), (3, 4, 2)])
-def test_losses_and_gradients_are_those_of_the_whole(schedule: str, rows: tuple[int, ...]) -> None:
+def test_losses_and_gradients_equal_those_of_the_whole(
+    schedule: str, rows: tuple[int, ...]
+) -> None:
     whole, size = copy.deepcopy(SKIPPING), len(rows)
     shares = list(zip(X[: sum(rows)].split(rows), Y[: sum(rows)].split(rows), strict=True))
     losses = [LOSS(whole(x), y) for x, y in shares]
@@ -83,18 +85,18 @@ def test_losses_and_gradients_are_those_of_the_whole(schedule: str, rows: tuple[
         made.come_to_end()
         return float(loss.detach()), {name: one.grad for name, one in made.own.named_parameters()}
 
-    found = in_threads(size, work)
-    for (loss, _), expected in zip(found, losses, strict=True):
+    actual = in_threads(size, work)
+    for (loss, _), expected in zip(actual, losses, strict=True):
         assert loss == pytest.approx(float(expected.detach()), rel=1e-12)
     for name, parameter in whole.named_parameters():
-        held = [grads[name] for _, grads in found if name in grads]
+        held = [grads[name] for _, grads in actual if name in grads]
         assert held, f"nobody holds {name}"
         total = torch.stack([one for one in held if one is not None]).sum(0)  # of a tied one
         assert parameter.grad is not None
         assert close_to(total, parameter.grad), name
 
 
-def test_each_worker_of_an_interleaved_schedule_has_parts_that_lie_apart() -> None:
+def test_interleaved_schedule_gives_workers_separate_parts() -> None:
     def work(ranks: Ranks) -> tuple[set[str], str]:
         made = trained(ranks, copy.deepcopy(SKIPPING), "interleaved")
         return {name for name, _ in made.own.named_parameters()}, made.note
@@ -107,7 +109,7 @@ def test_each_worker_of_an_interleaved_schedule_has_parts_that_lie_apart() -> No
     assert "micro-batches by interleaved" in note
 
 
-def test_one_without_a_mini_batch_computes_its_part() -> None:
+def test_worker_without_a_mini_batch_computes_its_part() -> None:
     whole = copy.deepcopy(SKIPPING)
     LOSS(whole(X[:4]), Y[:4]).backward()
 
@@ -120,13 +122,15 @@ def test_one_without_a_mini_batch_computes_its_part() -> None:
 
     grads = in_threads(2, work)
     for name, parameter in whole.named_parameters():
-        held = [one[name] for one in grads if one.get(name) is not None]
+        held = [grad[name] for grad in grads if grad.get(name) is not None]
         total = torch.stack([one for one in held if one is not None]).sum(0)
         assert parameter.grad is not None
         assert close_to(total, parameter.grad), name
 
 
-def test_fewer_micro_batches_are_alive_than_by_gpipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedule_1f1b_keeps_fewer_micro_batches_than_gpipe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     alive, most = [0, 0], [0, 0]
     own_compute, own_back = PartRunner._compute, PartRunner._compute_back
 
@@ -153,14 +157,14 @@ def test_fewer_micro_batches_are_alive_than_by_gpipe(monkeypatch: pytest.MonkeyP
     assert most == [2, 1]
 
 
-def test_a_changed_loss_is_refused() -> None:
+def test_scaled_loss_is_refused() -> None:
     def work(ranks: Ranks) -> str:
         made = trained(ranks, copy.deepcopy(SKIPPING), "1f1b")
         with pytest.raises(ConfigError) as refused:
             (made.train_on(X[:4], Y[:4]) / 2).backward()  # type: ignore[no-untyped-call]
         return str(refused.value)
 
-    assert all("use --split network:gpipe" in one for one in in_threads(2, work))
+    assert all("use --split network:gpipe" in result for result in in_threads(2, work))
 
 
 @pytest.mark.parametrize(
@@ -175,21 +179,21 @@ def test_a_changed_loss_is_refused() -> None:
         (lambda out, y: out.mean(1), batch, "is not the mean over its rows"),
     ],
 )
-def test_a_loss_that_micro_batches_would_change_is_told_by_why(
+def test_loss_changed_by_micro_batches_is_refused_with_the_reason(
     loss: Callable[[Tensor, Tensor], Tensor], given: Callable[[int], object], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         batch_loss(copy.deepcopy(SKIPPING), loss, given)
 
 
-def test_a_mean_over_rows_is_one_of_micro_batches() -> None:
-    found = batch_loss(copy.deepcopy(SKIPPING), LOSS, batch)
-    assert isinstance(found, BatchLoss)
-    assert found.target.empty(7).shape == (7,)
-    assert found.target.dtype is torch.int64
+def test_mean_over_rows_is_supported() -> None:
+    result = batch_loss(copy.deepcopy(SKIPPING), LOSS, batch)
+    assert isinstance(result, BatchLoss)
+    assert result.target.empty(7).shape == (7,)
+    assert result.target.dtype is torch.int64
 
 
-def test_a_head_that_the_loss_does_not_use_gets_no_gradient() -> None:
+def test_head_unused_by_the_loss_gets_no_gradient() -> None:
     class Heads(Skipping):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""A task's runs of ranks by 1f1b and interleaved: as one device, and a death has one cause."""
+"""Runs of a task with ranks by 1f1b and interleaved equal one device; a death has one cause."""
 
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.timeout(150)
-def test_a_worker_that_dies_inside_a_schedule_is_one_cause_and_the_run_goes_on(
+def test_worker_killed_in_a_schedule_is_named_and_the_run_resumes(
     tmp_path: Path, one_device: Run
 ) -> None:
     died = by_ranks(
@@ -95,24 +95,24 @@ def test_a_worker_that_dies_inside_a_schedule_is_one_cause_and_the_run_goes_on(
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("name", "by"), [("network:gpipe", "gpipe"), ("network", "1f1b")])
-def test_losses_that_are_told_are_those_of_one_device(
+def test_reported_losses_equal_those_of_one_device(
     tmp_path: Path, one_device: Run, name: str, by: str
 ) -> None:
     split = by_ranks(tmp_path, "--split", name)
     assert split.code == 0, split.said
     assert f"micro-batches by {by}," in split.said
     assert_same(split.run, one_device)
-    found, expected = mean_losses(split.run), mean_losses(one_device)
-    assert len(found) == len(expected) == 12
-    assert found == pytest.approx(expected, rel=1e-6)
+    actual, expected = mean_losses(split.run), mean_losses(one_device)
+    assert len(actual) == len(expected) == 12
+    assert actual == pytest.approx(expected, rel=1e-6)
 
 
 def mean_losses(run: Run) -> list[float]:
-    """Of all samples of each update, which both workers push to but where one has none left."""
+    """Mean losses of each update over all samples; both workers push unless one has none left."""
     sums: dict[int, tuple[float, int]] = {}
-    for one in run.pushes:
-        if one.num_samples:
-            total, num = sums.get(one.ticket.version, (0.0, 0))
-            loss = one.loss * one.num_samples
-            sums[one.ticket.version] = total + loss, num + one.num_samples
+    for push in run.pushes:
+        if push.num_samples:
+            total, num = sums.get(push.ticket.version, (0.0, 0))
+            loss = push.loss * push.num_samples
+            sums[push.ticket.version] = total + loss, num + push.num_samples
     return [total / num for _, (total, num) in sorted(sums.items())]

@@ -1,4 +1,4 @@
-"""A unit of parameters: put together from pieces, its gradient's sum in pieces."""
+"""A unit of parameters: gathered from pieces, its gradient reduced to pieces."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from paceline.spread.units import ParameterUnit, UnitRooms, unit_bytes
 from threaded import in_threads
 
 FEW, MANY = 5, 20_001
-"""Elements: gloo's own operations, and messages between members (exchange/group.py)."""
+"""Elements for gloo's operations, and for messages between members (exchange/group.py)."""
 
 
 def unit_of(ranks: Ranks, numel: int) -> tuple[ParameterUnit, list[nn.Parameter], UnitRooms]:
-    """A weight, and one that gets no gradient."""
+    """A weight, and another that gets no gradient."""
     rng = torch.Generator().manual_seed(numel)  # one for each thread
     made = [nn.Parameter(torch.randn(size, generator=rng)) for size in (numel, 3)]
     rooms = UnitRooms()
@@ -26,8 +26,8 @@ def unit_of(ranks: Ranks, numel: int) -> tuple[ParameterUnit, list[nn.Parameter]
 
 @pytest.mark.parametrize("numel", [FEW, MANY])
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_unit_is_gathered_where_it_lies(size: int, numel: int) -> None:
-    """Without a copy of a piece besides."""
+def test_unit_is_gathered_in_place(size: int, numel: int) -> None:
+    """Without an extra copy of a piece."""
 
     def work(ranks: Ranks) -> bool:
         unit, made, rooms = unit_of(ranks, numel)
@@ -45,8 +45,8 @@ def test_a_unit_is_gathered_where_it_lies(size: int, numel: int) -> None:
 
 @pytest.mark.parametrize("numel", [FEW, MANY])
 @pytest.mark.parametrize("size", [2, 3])
-def test_pieces_get_the_sum_whatever_was_in_the_rooms(size: int, numel: int) -> None:
-    """And keep it when these are somebody else's; without a gradient anywhere there is none."""
+def test_pieces_get_the_sum_whatever_the_buffers_held(size: int, numel: int) -> None:
+    """And keep it when the buffers are reused; without any gradient there is none."""
 
     def work(ranks: Ranks) -> bool:
         unit, (weight, unused), rooms = unit_of(ranks, numel)
@@ -72,7 +72,7 @@ def test_pieces_get_the_sum_whatever_was_in_the_rooms(size: int, numel: int) -> 
     assert in_threads(size, work) == [True] * size
 
 
-def test_a_write_behind_torchs_back_is_seen_within_a_round_and_nan_is_none() -> None:
+def test_write_through_data_is_detected_and_nan_is_not_mistaken() -> None:
     def work(ranks: Ranks) -> tuple[Any, ...]:
         unit, (weight, _), _ = unit_of(ranks, 5 * MANY)
         for piece in unit.pieces:
@@ -95,9 +95,9 @@ def test_a_write_behind_torchs_back_is_seen_within_a_round_and_nan_is_none() -> 
     assert second[1].startswith("parameter 'weight' is changed by forward()")
 
 
-def test_units_have_the_bytes_of_what_is_put_together_at_a_time() -> None:
-    """A block is one unit; what layers of a container have is apart; what two share is the
-    model's own."""
+def test_unit_bytes_are_those_gathered_at_a_time() -> None:
+    """A block is one unit; layers of a container are separate; shared parameters belong to the
+    model."""
 
     class Block(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Fragments are neighbours, all bytes once, and the largest is as small as can be."""
+"""Fragments are neighbours, all bytes once, and the largest is as small as possible."""
 
 from itertools import combinations
 
@@ -13,7 +13,7 @@ from paceline.store.layout import lay_out
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.data())
-def test_the_largest_fragment_is_the_least_of_all_cuts(
+def test_a_cut_has_the_smallest_possible_largest_fragment(
     sizes: list[int], data: st.DataObject
 ) -> None:
     count = data.draw(st.integers(1, len(sizes)))
@@ -30,21 +30,22 @@ def test_the_largest_fragment_is_the_least_of_all_cuts(
     assert largest(tuple(firsts)) == min(largest((0, *one)) for one in others)
 
 
-def test_fragments_are_all_bytes_once_also_of_two_types_of_numbers() -> None:
+def test_fragments_contain_all_bytes_once_also_with_two_dtypes() -> None:
     named = [
         (str(one), torch.zeros(5 + one, dtype=torch.float64 if one % 2 else torch.float32))
         for one in range(6)
     ]
     section = lay_out(named, [], []).parameters
     fragments = Fragments(section, 3)
-    runs = [run for one in fragments.each for run in one.runs(section)]
+    runs = [run for fragment in fragments.each for run in fragment.runs(section)]
     assert sum(stop - start for _, start, stop in runs) == section.stop - section.start
-    assert [list(one.present) for one in fragments.each] == [
-        [int(one.first <= number < one.last) for number in range(6)] for one in fragments.each
+    assert [list(fragment.present) for fragment in fragments.each] == [
+        [int(fragment.first <= number < fragment.last) for number in range(6)]
+        for fragment in fragments.each
     ]
     assert fragments.of(7) is fragments.each[1]
     assert fragments.of(7, is_last=True) is fragments.whole
-    assert [one.first for one in fragments.between(1, 3)] == [
+    assert [fragment.first for fragment in fragments.between(1, 3)] == [
         fragments.each[1].first, fragments.each[2].first
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="but the model has 6; use --fragments F"):

@@ -1,4 +1,4 @@
-"""Several optimizers as one: groups, state, and a step of those that gradients came for."""
+"""Several optimizers as one: groups, state, and a step of those with gradients."""
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,13 @@ def made() -> tuple[nn.Linear, SGD, Adam]:
     return model, SGD([model.weight], lr=0.5, momentum=0.9), Adam([model.bias], lr=0.1)
 
 
-def test_one_alone_is_itself() -> None:
+def test_a_single_optimizer_is_not_wrapped() -> None:
     _, first, _ = made()
     assert joined([first]) is first
     assert parts_of(first) == (first,)
 
 
-def test_groups_are_the_same_dicts_and_state_is_the_owners() -> None:
+def test_a_joint_optimizer_shares_the_groups_and_state_of_its_parts() -> None:
     model, first, second = made()
     both = joined([first, second])
     assert [*map(id, both.param_groups)] == [id(first.param_groups[0]), id(second.param_groups[0])]
@@ -36,7 +36,7 @@ def test_groups_are_the_same_dicts_and_state_is_the_owners() -> None:
     assert list(both.state) == [model.bias]
 
 
-def test_groups_that_a_part_was_given_anew_are_the_groups() -> None:
+def test_replaced_groups_of_a_part_are_used() -> None:
     _, first, second = made()
     both = joined([first, second])
     saved = first.state_dict()
@@ -46,13 +46,13 @@ def test_groups_that_a_part_was_given_anew_are_the_groups() -> None:
     assert both.param_groups[0]["lr"] == 3.0
 
 
-def test_what_holds_of_it_holds_of_each() -> None:
+def test_a_joint_optimizer_is_elementwise_if_all_parts_are() -> None:
     model, first, second = made()
     assert is_elementwise(joined([first, second]))
     assert not is_elementwise(joined([first, Decaying([model.bias], lr=0.1)]))
     twin = make_twin(joined([first, second]), [{"params": []}, {"params": []}])
     assert isinstance(twin, JointOptimizer)
-    assert [type(one) for one in twin.parts] == [SGD, Adam]
+    assert [type(part) for part in twin.parts] == [SGD, Adam]
     assert twin.parts[0].state is twin.parts[1].state is twin.state
 
 
@@ -72,12 +72,12 @@ def _stepped(present: list[int], factors: tuple[float, ...] = ()) -> list[Tensor
     return [place.view(block).flatten()[0] for place in layout.parameters.places]
 
 
-def test_whom_no_gradient_came_for_stands_still() -> None:
+def test_a_part_without_gradients_does_not_step() -> None:
     assert _stepped([1, 0]) == [-0.5, 0.0]
     weight, bias = _stepped([0, 1])
     assert weight == 0.0
     assert abs(float(bias) + 0.1) < 1e-6
 
 
-def test_a_mean_of_fewer_pushes_is_made_whole() -> None:
+def test_a_mean_of_fewer_pushes_is_rescaled() -> None:
     assert _stepped([1, 1], (3.0, 1.0))[0] == -1.5

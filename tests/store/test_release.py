@@ -1,4 +1,4 @@
-"""Memory that is given back is the machine's again, and its neighbours keep what they hold."""
+"""Released memory returns to the machine, and neighbouring memory is unchanged."""
 
 import mmap
 import os
@@ -16,7 +16,7 @@ REMOVES = pytest.mark.skipif(
 
 
 @REMOVES
-def test_pages_that_are_given_back_are_not_used_any_more() -> None:
+def test_released_pages_are_no_longer_used() -> None:
     memory = SharedMemory.create(SIZE)
     memory.buffer[:] = b"\1" * SIZE
     assert memory.used_bytes() == SIZE
@@ -29,14 +29,14 @@ def test_pages_that_are_given_back_are_not_used_any_more() -> None:
 
 
 @REMOVES
-def test_what_is_cleared_keeps_its_size_and_reads_as_zeros(
+def test_cleared_memory_keeps_its_size_and_reads_as_zeros(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between two trials a thread of the script may still look into the gradients of the last."""
+    """Between two trials a thread of the script may still read the gradients of the last."""
     memory = SharedMemory.create(SIZE + 100)
     other = SharedMemory(os.dup(memory.fd))
     other.buffer[:] = b"\1" * (SIZE + 100)
-    monkeypatch.delattr(os, "ftruncate")  # who looks in while there is no size is killed
+    monkeypatch.delattr(os, "ftruncate")  # a reader is killed while there is no size
     memory.clear()
     assert memory.used_bytes() == 0  # before it is read, which takes pages of zeros
     assert other.buffer[:] == bytes(SIZE + 100)

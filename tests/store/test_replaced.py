@@ -1,4 +1,4 @@
-"""What a step puts in the place of parameters and state is in the block, as if made in place."""
+"""Parameters and state that a step replaces are in the block, as if changed in place."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ Rule = Callable[[nn.Parameter, dict[str, Any], float], None]
 
 
 class Own(Optimizer):
-    """Of the user's: a rule for one parameter."""
+    """A user's optimizer: a rule for one parameter."""
 
     def __init__(self, parameters: Any, rule: Rule) -> None:
         self.rule = rule
@@ -27,60 +27,60 @@ class Own(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
-            for one in group["params"]:
-                if one.grad is not None:
-                    self.rule(one, self.state[one], group["lr"])
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self.rule(weight, self.state[weight], group["lr"])
 
 
-def new_weights(one: nn.Parameter, _: dict[str, Any], lr: float) -> None:
-    one.data = one.data - lr * one.grad
+def new_weights(weight: nn.Parameter, _: dict[str, Any], lr: float) -> None:
+    weight.data = weight.data - lr * weight.grad
 
 
-def new_state(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
-    state["m"] = 0.9 * state.get("m", torch.zeros_like(one)) + one.grad
-    one.add_(state["m"], alpha=-lr)
+def new_state(weight: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+    state["m"] = 0.9 * state.get("m", torch.zeros_like(weight)) + weight.grad
+    weight.add_(state["m"], alpha=-lr)
 
 
-def old_memory(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
-    """Names that change places, and the weights that were."""
-    new = one.grad + state.get("first", torch.zeros_like(one))
-    state["second"], state["first"] = state.get("first", torch.zeros_like(one)), new
-    state["before"] = one.data
-    one.data = one.data - lr * (state["first"] + 3 * state["second"])
+def old_memory(weight: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+    """State tensors that swap names, and the old weights."""
+    new = weight.grad + state.get("first", torch.zeros_like(weight))
+    state["second"], state["first"] = state.get("first", torch.zeros_like(weight)), new
+    state["before"] = weight.data
+    weight.data = weight.data - lr * (state["first"] + 3 * state["second"])
 
 
-def rebuilt(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
-    """All of it anew, with a number."""
+def rebuilt(weight: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+    """All state is replaced, with a number."""
     count = state.get("t", 0) + 1
     state.clear()
-    state.update(t=count, m=one.grad * count)
-    one.sub_(state["m"], alpha=lr)
+    state.update(t=count, m=weight.grad * count)
+    weight.sub_(state["m"], alpha=lr)
 
 
-def late(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+def late(weight: nn.Parameter, state: dict[str, Any], lr: float) -> None:
     state["t"] = state.get("t", 0) + 1
     if state["t"] == 4:
-        state["slow"] = one.clone()
+        state["slow"] = weight.clone()
 
 
-def dropped(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+def dropped(weight: nn.Parameter, state: dict[str, Any], lr: float) -> None:
     state["t"] = state.get("t", 0) + 1
-    state["m"] = one.grad
+    state["m"] = weight.grad
     if state["t"] == 4:
         del state["m"]
 
 
-def other_type(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+def other_type(weight: nn.Parameter, state: dict[str, Any], lr: float) -> None:
     state["t"] = state.get("t", 0) + 1
-    state["m"] = one.grad.double() if state["t"] == 4 else one.grad
+    state["m"] = weight.grad.double() if state["t"] == 4 else weight.grad
 
 
-def other_shape(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+def other_shape(weight: nn.Parameter, state: dict[str, Any], lr: float) -> None:
     state["t"] = state.get("t", 0) + 1
-    one.data = one.data[:1] if state["t"] == 4 else one.data
+    weight.data = weight.data[:1] if state["t"] == 4 else weight.data
 
 
-def no_tensor(one: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+def no_tensor(weight: nn.Parameter, state: dict[str, Any], lr: float) -> None:
     state["m"] = 3.0 if "m" in state else torch.tensor(2.0)
 
 
@@ -95,15 +95,17 @@ def _begun(rule: Rule, num_blocks: int) -> tuple[nn.Linear, Own, Layout, list[Te
 
 
 def _steps_in_turn(rule: Rule, num_steps: int = 6) -> None:
-    """Updates by two members that take turns in two blocks, as the store's, beside plain ones."""
+    """Updates by two members that take turns in two blocks, as in the store, beside plain ones."""
     model, optimizer, layout, blocks = _begun(rule, 2)
     plain = nn.Linear(3, 2)
     plain.load_state_dict(model.state_dict())
     twin = Own(plain.parameters(), rule)
     parameters = list(model.parameters())
-    for place, one in zip(layout.parameters.places, parameters, strict=True):
-        place.view(blocks[0]).copy_(one.detach())
-    updaters = [[Updater(optimizer, parameters, layout, one) for one in blocks] for _ in range(2)]
+    for place, weight in zip(layout.parameters.places, parameters, strict=True):
+        place.view(blocks[0]).copy_(weight.detach())
+    updaters = [
+        [Updater(optimizer, parameters, layout, block) for block in blocks] for _ in range(2)
+    ]
     slot = torch.zeros(layout.slot_bytes, dtype=torch.uint8)
     for number in range(num_steps):
         new = blocks[(number + 1) % 2]
@@ -115,14 +117,14 @@ def _steps_in_turn(rule: Rule, num_steps: int = 6) -> None:
         twin.step()
         for place, its in zip(layout.parameters.places, plain.parameters(), strict=True):
             assert torch.equal(place.view(new), its)
-        for entry in [one for one in layout.entries if one.key != EXISTS]:
+        for entry in [entry for entry in layout.entries if entry.key != EXISTS]:
             state = twin.state[list(plain.parameters())[entry.parameter]]
             value = torch.as_tensor(state[entry.key])
             assert torch.equal(entry.place.view(new).reshape(value.shape).to(value.dtype), value)
 
 
 @pytest.mark.parametrize("rule", [new_weights, new_state, old_memory, rebuilt])
-def test_what_a_step_replaces_is_in_the_block(rule: Rule) -> None:
+def test_parameters_and_state_replaced_by_a_step_are_in_the_block(rule: Rule) -> None:
     _steps_in_turn(rule)
 
 
@@ -136,12 +138,12 @@ def test_what_a_step_replaces_is_in_the_block(rule: Rule) -> None:
         (no_tensor, "has replaced the tensor 'm' of 'weight' by a float"),
     ],
 )
-def test_what_has_no_place_in_the_block_is_refused(rule: Rule, words: str) -> None:
+def test_a_replacement_without_a_place_in_the_block_is_refused(rule: Rule, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         _steps_in_turn(rule)
 
 
-def test_a_step_that_was_undone_leaves_nothing_to_miss() -> None:
+def test_a_reverted_step_leaves_no_missing_state() -> None:
     _, optimizer, layout, (block,) = _begun(new_state, 1)
     updater = Updater(optimizer, optimizer.param_groups[0]["params"], layout, block)
     slot = torch.zeros(layout.slot_bytes, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Pushes of 16 bits are averaged as in 32 and rounded once, wherever they are averaged."""
+"""16-bit pushes are averaged as in 32 bits and rounded once, on every path."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class Dead(BaseException):
 
 
 class Rig:
-    """A store whose members push what they like; a model of two dtypes, with buffers."""
+    """A store with arbitrary pushes; a model of two dtypes, with buffers."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         torch.manual_seed(5)
@@ -62,7 +62,7 @@ class Rig:
         )
 
     def wanted(self, place: object, scale: float = 1.0) -> Tensor:
-        """In at least 32 bits, rounded at the end."""
+        """The average in at least 32 bits, rounded at the end."""
         parts = [place.view(self.store.slot(seat)) for seat in range(NUM_SEATS)]
         total = parts[0].float() * self.weights[0]
         for part, weight in zip(parts[1:], self.weights[1:], strict=True):
@@ -74,7 +74,7 @@ class Rig:
             assert torch.equal(place.view(self.store.sum_slot), self.wanted(place, scale))
 
 
-def test_what_was_changed_while_it_was_read_is_read_again() -> None:
+def test_a_block_that_changed_while_it_was_read_is_read_again() -> None:
     store, tried = Rig(torch.float32).store, list[int]()
 
     def read(block: int) -> int:
@@ -98,7 +98,7 @@ def test_a_sum_in_the_store_is_rounded_once(dtype: torch.dtype, scale: float) ->
 
 
 @HALVES
-def test_another_update_begins_its_sum_anew(dtype: torch.dtype) -> None:
+def test_each_update_starts_a_new_sum(dtype: torch.dtype) -> None:
     rig = Rig(dtype)
     rig.add_all()
     rig.finish()
@@ -109,8 +109,10 @@ def test_another_update_begins_its_sum_anew(dtype: torch.dtype) -> None:
 
 @HALVES
 @pytest.mark.parametrize("chunk", [0, 1, 2])
-def test_who_takes_a_half_done_sum_over_adds_nothing_twice(dtype: torch.dtype, chunk: int) -> None:
-    """Its executor dies when it has changed a chunk and noted nothing of it."""
+def test_a_member_that_takes_over_a_partial_sum_adds_nothing_twice(
+    dtype: torch.dtype, chunk: int
+) -> None:
+    """Its executor dies after changing a chunk and before recording it."""
     rig = Rig(dtype)
     rig.store.add(1, 0, rig.weights[0], True)
     rig.store.add(2, 1, rig.weights[1], False)
@@ -144,11 +146,11 @@ def _die_in(store: SharedStore, chunk: int, job: Callable[[], None]) -> None:
     store._sums._over_chunks = over  # type: ignore[method-assign]
 
 
-def test_the_norm_of_a_sum_is_that_of_32_bits() -> None:
+def test_the_norm_of_a_16_bit_sum_is_computed_in_32_bits() -> None:
     rig = Rig(torch.bfloat16)
     rig.add_all()
-    found = rig.store._sums.gradients(0)
-    norm = math.sqrt(math.fsum(float(one.double().square().sum()) for one in found))
+    results = rig.store._sums.gradients(0)
+    norm = math.sqrt(math.fsum(float(result.double().square().sum()) for result in results))
     wanted = math.sqrt(
         math.fsum(
             float(
@@ -167,7 +169,7 @@ def test_the_norm_of_a_sum_is_that_of_32_bits() -> None:
 
 @HALVES
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
-def test_so_is_an_average_between_peers(dtype: torch.dtype, num_parts: int) -> None:
+def test_an_average_between_peers_is_rounded_once(dtype: torch.dtype, num_parts: int) -> None:
     torch.manual_seed(2)
     parts = [torch.randn(100_003).to(dtype) for _ in range(num_parts)]
     weights = [(1 + i) / sum(range(1, num_parts + 1)) for i in range(num_parts)]
@@ -189,25 +191,25 @@ UNEVEN = (1 / 3, 1 / 3, 1 / 3), (16 / 50, 17 / 50, 17 / 50), (0.2, 0.2, 0.2, 0.2
 
 @KINDS
 @pytest.mark.parametrize("weights", UNEVEN, ids=len)
-def test_buffers_that_are_the_same_in_all_workers_stay_as_they_are(
+def test_equal_buffers_in_all_workers_are_unchanged_by_averaging(
     dtype: torch.dtype, weights: tuple[float, ...]
 ) -> None:
     same = (torch.arange(2000.0) / 64 + 1.0).to(dtype)
     parts = [same.clone() for _ in weights]
     assert torch.equal(average_of_buffers(parts, weights), same)
     parts[0][0] = 5.0  # all others are
-    found = average_of_buffers(parts, weights)
-    assert torch.equal(found[1:], same[1:])
-    assert float(found[0]) == pytest.approx(5.0 * weights[0] + 1.0 - weights[0], rel=1e-2)
+    results = average_of_buffers(parts, weights)
+    assert torch.equal(results[1:], same[1:])
+    assert float(results[0]) == pytest.approx(5.0 * weights[0] + 1.0 - weights[0], rel=1e-2)
 
 
 @KINDS
 @pytest.mark.parametrize("scale", [1.0, 0.75])
-def test_so_they_do_in_the_store_also_where_its_executor_dies(
+def test_equal_buffers_are_unchanged_in_the_store_also_after_a_death(
     dtype: torch.dtype, scale: float
 ) -> None:
     rig = Rig(dtype)
-    rig.weights = [one / scale for one in rig.weights]
+    rig.weights = [weight / scale for weight in rig.weights]
     wanted = {}
     for place in rig.layout.buffers.places:
         whole = torch.arange(place.numel) + 3
@@ -221,14 +223,14 @@ def test_so_they_do_in_the_store_also_where_its_executor_dies(
         assert torch.equal(place.view(rig.store.blocks[rig.store.current]), wanted[place.name])
 
 
-def test_a_model_whose_numbers_are_not_rounded_has_no_wide_sums() -> None:
+def test_a_model_without_rounding_has_no_wide_sums() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).double(), nn.BatchNorm1d(3).double())
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     assert wide_bytes(Replica(model, optimizer, optimizer).layout) == 0
 
 
-def test_of_counters_of_any_type_the_maximum_is_taken() -> None:
+def test_counters_of_any_dtype_are_averaged_to_their_maximum() -> None:
     for dtype in (torch.bool, torch.int16, torch.uint16, torch.uint32, torch.int64):
         parts = [torch.tensor([0, 1]).to(dtype), torch.tensor([1, 0]).to(dtype)]
-        found = average_of_buffers(parts, (0.5, 0.5))
-        assert (found.dtype, found.tolist()) == (dtype, [1, 1])
+        result = average_of_buffers(parts, (0.5, 0.5))
+        assert (result.dtype, result.tolist()) == (dtype, [1, 1])

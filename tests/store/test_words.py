@@ -1,4 +1,4 @@
-"""The words of a run: none shares its place or comes to its end, each orders what is beside it."""
+"""The words of a run: none shares its place or overflows, and each orders the memory beside it."""
 
 import multiprocessing
 import os
@@ -28,18 +28,18 @@ WIDTHS = {
 
 def _places() -> list[tuple[int, int, str]]:
     """First word, words and name of everything on the page."""
-    found = []
+    results = []
     sizes = ("LINE_BYTES", "WORD_BYTES", "MOST_SCHEDULES", "NORMS_KEPT")
     for name, value in vars(names).items():
         if name.isupper() and not name.startswith("_") and name not in sizes:
             places = value if isinstance(value, tuple) else (value,)
-            found += [(one, WIDTHS.get(name, 1), name) for one in places]
+            results += [(place, WIDTHS.get(name, 1), name) for place in places]
     page = Control(PrivateMemory(control_bytes(SEATS)), SEATS)
     for seat in range(SEATS):
         for name, width in (("cancelled", 1), ("gone", 1), ("beats", 1), ("arrived", 1),
                             ("marks", 1), ("numbers", 16), ("offers", 6)):  # fmt: skip
-            found.append((getattr(page, name)[seat], width, f"{name}[{seat}]"))
-    return sorted(found)
+            results.append((getattr(page, name)[seat], width, f"{name}[{seat}]"))
+    return sorted(results)
 
 
 def test_no_two_names_share_a_word() -> None:
@@ -49,18 +49,18 @@ def test_no_two_names_share_a_word() -> None:
     assert (last + width) * WORD_BYTES <= control_bytes(SEATS)
 
 
-def test_norms_of_updates_leave_schedules_alone() -> None:
+def test_norms_of_updates_do_not_overwrite_schedules() -> None:
     page = Control(PrivateMemory(control_bytes(SEATS)), SEATS)
     words = [RhythmWords(page, number) for number in range(names.MOST_SCHEDULES)]
-    for number, one in enumerate(words):
-        one.rhythm, one.count, one.end, one.argument = number, 10 + number, 20 + number, 0.5
+    for number, word in enumerate(words):
+        word.rhythm, word.count, word.end, word.argument = number, 10 + number, 20 + number, 0.5
     for version in range(40):
         Norms(page).note(version, 3.25)
-    seen = [(one.rhythm, one.count, one.end, one.argument) for one in words]
+    seen = [(word.rhythm, word.count, word.end, word.argument) for word in words]
     assert seen == [(number, 10 + number, 20 + number, 0.5) for number in range(len(words))]
 
 
-def test_a_version_beyond_any_run_is_waited_for() -> None:
+def test_waiting_works_for_a_version_beyond_any_run() -> None:
     memory = SharedMemory.create(control_bytes(1))
     page, other = Control(memory, 1), Control(memory, 1)
     page[VERSION] = 2 * BEYOND
@@ -75,7 +75,7 @@ def test_a_version_beyond_any_run_is_waited_for() -> None:
 
 
 def _write(descriptor: int) -> None:
-    """A block that changes as a whole, under a word that is odd meanwhile."""
+    """Change a block as a whole, under a word that is odd meanwhile."""
     memory = SharedMemory(descriptor)
     page, data = Control(memory, 1), memory.tensor()[-SIZE:]
     for number in range(WRITES):
@@ -85,7 +85,7 @@ def _write(descriptor: int) -> None:
     page.set_and_wake(JOBS, 1)
 
 
-def test_a_reader_sees_a_block_whole_or_knows_that_it_does_not() -> None:
+def test_a_reader_sees_a_whole_block_or_knows_that_it_does_not() -> None:
     """On a processor that reorders, words without fences fail here."""
     memory = SharedMemory.create(-(-control_bytes(1) // LINE_BYTES) * LINE_BYTES + SIZE)
     page, data = Control(memory, 1), memory.tensor()[-SIZE:]
@@ -102,7 +102,7 @@ def test_a_reader_sees_a_block_whole_or_knows_that_it_does_not() -> None:
     assert num_whole
 
 
-def test_a_processor_that_reorders_has_a_fence_on_both_sides_of_a_word() -> None:
+def test_a_reordering_processor_has_a_fence_on_both_sides_of_a_word() -> None:
     calls: list[str] = []
     words = Fenced([7, 8], lambda: calls.append("fence"))
     words[1] = 9
@@ -110,7 +110,7 @@ def test_a_processor_that_reorders_has_a_fence_on_both_sides_of_a_word() -> None
     assert calls == ["fence"] * 4
 
 
-def test_one_without_a_fence_is_refused_with_what_to_install(
+def test_a_processor_without_a_fence_is_refused_with_advice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def missing(_: object) -> None:

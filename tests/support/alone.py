@@ -1,4 +1,4 @@
-"""A protocol by itself: facts by hand, tickets counted, decisions as they come."""
+"""A protocol by itself: facts given by hand, tickets counted, decisions recorded."""
 
 from paceline.events import (
     Apply,
@@ -17,7 +17,7 @@ from paceline.protocols.staleness import parse_staleness
 
 
 class Alone:
-    """Says facts to a protocol and keeps who works, at which version."""
+    """Gives facts to a protocol and records who works at which version."""
 
     def __init__(self, text: str, num_members: int, staleness: str = "none") -> None:
         self.protocol = parse(text, num_members)

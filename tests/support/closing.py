@@ -2,8 +2,8 @@
 
     python closing.py CASE FOLDER NUM_SAMPLES [SLOW_S]       results go to FOLDER/result-N.pt
 
-In float64, in order, without a draw: what several workers come to under full-sync is what one
-process comes to with whole batches.
+In float64, in order, without random numbers: several workers under full-sync get the same result
+as one process with whole batches.
 """
 
 import sys
@@ -56,7 +56,7 @@ class Sam(Optimizer):
 
 
 class Holding(Optimizer):
-    """Steps on the difference of two gradients, and holds on to the first without a copy."""
+    """Steps on the difference of two gradients, and keeps the first without a copy."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -75,7 +75,7 @@ class Holding(Optimizer):
 
 
 class Twice(SGD):
-    """Two gradients a step where it is given a closure."""
+    """Computes two gradients per step if given a closure."""
 
     def step(self, closure: Any = None) -> Any:
         if closure is not None:
@@ -107,7 +107,7 @@ class Loop:
 
 
 def _hooked(params: Any) -> Optimizer:
-    """Clips the whole gradient before its step; shrinks and clamps weights behind it."""
+    """Clips the whole gradient before its step; shrinks and clamps weights after it."""
     optimizer = SGD(params, lr=0.1, momentum=0.9)
 
     def held(one: Optimizer) -> list[nn.Parameter]:
@@ -130,7 +130,7 @@ def _lbfgs(params: Any) -> Optimizer:
 
 
 def _small_lbfgs(params: Any) -> Optimizer:
-    """Rounding does not grow in its steps."""
+    """An LBFGS whose steps do not amplify rounding."""
     return LBFGS(params, lr=0.1, max_iter=3)
 
 
@@ -158,7 +158,7 @@ TOGETHER = [one for one in CASES if one not in FIRST_ORDER]
 
 
 class Plain:
-    """Stands for Paceline where there is none."""
+    """A stand-in for ``pace`` without Paceline."""
 
     def prepare(self, *objects: Any, **_: Any) -> Any:
         return objects
@@ -194,7 +194,7 @@ def train(
     epochs: int = EPOCHS,
     after_step: Callable[[int], None] = lambda num_steps: None,
 ) -> dict[str, Tensor]:
-    """The parameters, what ``step`` returned each time, and how often the model was called."""
+    """Return the parameters, the results of each ``step``, and the number of model calls."""
     loop, model = CASES[case], network()
     head = list(model[2].parameters())
     mine = [one for one in model.parameters() if not any(one is its for its in head)]
@@ -205,7 +205,7 @@ def train(
     loader: Any = DataLoader(points(num_samples), batch_size=BATCH)
     ready = pace.prepare(model, *optimizers, loader, *schedules, closures=loop.closures)
     loader = ready[1 + len(optimizers)]
-    if isinstance(optimizers[0], Sam):  # its state_dict() has no word of the optimizer inside
+    if isinstance(optimizers[0], Sam):  # its state_dict() omits the inner optimizer
         pace.keep(base=optimizers[0].base)
     losses, num_calls = [], 0
 
@@ -247,7 +247,7 @@ def twin(case: str, num_samples: int, epochs: int = EPOCHS) -> dict[str, Tensor]
 
 
 def clips_by_torch(pace: Any, model: nn.Module, optimizer: Optimizer) -> None:
-    """In the closure, which has one worker's part of the gradient."""
+    """Clip in the closure, which has one worker's part of the gradient."""
     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
 
 
@@ -263,7 +263,7 @@ def nothing(pace: Any, model: nn.Module, optimizer: Optimizer) -> None:
 
 @dataclass
 class Fault:
-    """A loop with something that cannot be carried in its step.
+    """A loop with an unsupported action in its step.
 
     Attributes:
         after: called when the closure has computed its gradient.
@@ -295,7 +295,7 @@ FAULTS = {
 
 
 def train_with(pace: Any, fault: Fault) -> None:
-    """One epoch over 64 samples; worker 1 may do something of its own at its third batch."""
+    """One epoch over 64 samples; worker 1 may deviate at its third batch."""
     model = network()
     optimizer = fault.make(list(model.parameters()))
     loader: Any = DataLoader(points(64), batch_size=BATCH)
@@ -327,7 +327,7 @@ def main() -> None:
     pace = paceline.connect()
 
     def after_step(num_steps: int) -> None:
-        """So that a run can be stopped in the midst of it."""
+        """Allows stopping a run in the middle of a step."""
         time.sleep(float(slow_s[0]) if slow_s else 0.0)
         if num_steps == 5:
             (Path(folder) / "is-there").touch()

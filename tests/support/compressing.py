@@ -1,6 +1,6 @@
 """Members that exchange compressed gradients in one process, without a link.
 
-It must not know what a test claims.
+It must not know what tests assert.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,15 @@ from paceline.fields import written
 
 
 def example(name: str) -> str:
-    """How a compressor may be written."""
+    """An example spelling of a compressor."""
     arguments = COMPRESSORS[name].arguments
-    return written(name, ["2%" if isinstance(one, Percentage) else 2 for one in arguments])
+    return written(
+        name, ["2%" if isinstance(argument, Percentage) else 2 for argument in arguments]
+    )
 
 
 class Member:
-    """One seat: its compressor, and its residual."""
+    """One seat with its compressor and residual."""
 
     def __init__(self, compressor: Compressor) -> None:
         segment = compressor.segment
@@ -55,7 +57,7 @@ def make_members(
     matrices: Sequence[Matrix] = (),
     dtype: torch.dtype = torch.float32,
 ) -> list[Member]:
-    """One a seat."""
+    """One member per seat."""
     made = []
     for seat in range(num_members):
         segment = Segment(
@@ -69,8 +71,8 @@ def make_members(
 def exchange(
     members: Sequence[Member], owns: Sequence[Tensor], shares: Sequence[float]
 ) -> tuple[list[Tensor], list[float]]:
-    """One update: what each member has got, and how many bytes each has sent."""
-    outs = [torch.full_like(one.residual, float("nan")) for one in members]
+    """One update: the result of each member, and the bytes each has sent."""
+    outs = [torch.full_like(member.residual, float("nan")) for member in members]
     under_way = [
         member.begin(own, share, out)
         for member, own, share, out in zip(members, owns, shares, outs, strict=True)
@@ -84,21 +86,21 @@ def exchange(
 
 def _rounds(under_way: Sequence[Exchanging]) -> list[list[Operation]]:
     every: list[list[Operation]] = []
-    asked = [next(one) for one in under_way]
-    while asked:
-        every.append(asked)
-        came, asked = _answers(asked), []
+    requests = [next(one) for one in under_way]
+    while requests:
+        every.append(requests)
+        came, requests = _answers(requests), []
         for one, answer in zip(under_way, came, strict=True):
             try:
-                asked.append(one.send(answer))
+                requests.append(one.send(answer))
             except StopIteration:
                 continue
-        assert len(asked) in (0, len(under_way)), "members do not ask alike"
+        assert len(requests) in (0, len(under_way)), "members do not ask alike"
     return every
 
 
 def _answers(asked: Sequence[Operation]) -> list[Tensor]:
-    """What the operation comes to in each member."""
+    """The result of the operation in each member."""
     assert len({type(one) for one in asked}) == 1, asked
     tensors = [one.tensor for one in asked]
     if isinstance(asked[0], AllReduce):

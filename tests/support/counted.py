@@ -1,4 +1,4 @@
-"""A script whose weights count: one weight a sample, and the loss is the mean of those drawn.
+"""A script whose weights count: one weight per sample; the loss is the mean of those drawn.
 
 A gradient is 1 / (samples of the mini-batch) for each sample that was drawn and 0 for all others,
 whatever the weights are. So plain SGD leaves in a weight the sum of what its sample weighed in
@@ -8,7 +8,7 @@ protocol and however stale a push was: one that was lost, or used twice, is seen
     python counted.py PLAN FOLDER      PLAN: JSON of havoc_plan.Plan
                                        FOLDER: pid-S, cue-S-PLACE, struck-N, final-S-PID.pt
 
-A worker strikes itself at the lines that the plan names; it must not know what is judged.
+A worker signals itself at the lines of the plan; this module must not know what is judged.
 """
 
 import faulthandler
@@ -38,13 +38,13 @@ PLACES = tuple(
         "store/parameter_store.", "store/sums.", "store/optimizer.",
     )
 )  # fmt: skip
-"""Where a worker meets others: not what it does by itself, nor the turns of a loop that waits."""
+"""Code in which a worker meets others: no local work, no iterations of a waiting loop."""
 AWHILE_S = 0.03
-"""What a script does before ``prepare`` and between epochs."""
+"""Actions of a script before ``prepare`` and between epochs."""
 
 
 class Weights(nn.Module):
-    """One weight a sample, and a buffer that every pass in training changes."""
+    """One weight per sample, and a buffer that every training pass changes."""
 
     passes: Tensor
 
@@ -60,7 +60,7 @@ class Weights(nn.Module):
 
 
 class Lines:
-    """Counts lines that this process comes to in `PLACES`; strikes at some, dawdles at others.
+    """Counts lines this process executes in `PLACES`; strikes at some, delays at others.
 
     Args:
         strikes: with the place of each, where it is noted that it has happened: it happens once,
@@ -107,7 +107,7 @@ class Lines:
 
 
 def main(plan: Plan, folder: Path) -> None:
-    """The script: a loop as anybody would write it, and what the plan wants between its epochs."""
+    """The script: an ordinary loop, with the plan's actions between its epochs."""
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     pace = paceline.connect()
     (folder / f"pid-{pace.worker}").write_text(str(os.getpid()))

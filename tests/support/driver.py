@@ -1,7 +1,7 @@
-"""An engine without work: it carries orders out on paper, and checks every rule after every fact.
+"""An engine without work: it simulates orders, and checks every rule after every fact.
 
-It keeps its own books from the orders alone, so what the ledger says can be held against them. A
-twin, loaded from JSON at some point, may hear the same and must answer the same.
+It keeps its own records from the orders alone, to compare the ledger with. A twin, loaded from
+JSON at some point, may get the same facts and must give the same answers.
 """
 
 import json
@@ -33,7 +33,7 @@ from paceline.protocols.base import SyncProtocol
 
 
 class Driver:
-    """Drives one coordinator and believes nothing it says without checking."""
+    """Drives one coordinator and checks all its answers."""
 
     def __init__(
         self,
@@ -53,13 +53,13 @@ class Driver:
         self.live: set[int] = set()
         self.upcoming: dict[int, list[Lease]] = {}  # told to each member, and not yet handed to it
         self.next_serial: Counter[int] = Counter()
-        self.over: list[Ticket] = []  # cancelled or lost, and may still be pushed: late
+        self.over: list[Ticket] = []  # cancelled or lost; may still be pushed late
         self.gathered: dict[Ticket, tuple[list[Lease], int]] = {}
         self.retired: dict[int, int] = {}  # lease id -> version
         self.riding: dict[int, list[Lease]] = {}  # by member, on its next push
-        self.unused: set[int] = set()  # lease ids that scripts did nothing with, this epoch
+        self.unused: set[int] = set()  # lease ids left unused by scripts in this epoch
         self.outside: set[int] = set()  # members whose script has left this epoch's loop
-        self.is_closed = False  # and so nothing more is handed out in it
+        self.is_closed = False  # so no more work is handed out in it
         self.used: Counter[int] = Counter()  # position -> updates that used it, this epoch
         self.version = 0  # counted from the updates that were ordered
         self.num_pushed = 0
@@ -77,7 +77,7 @@ class Driver:
     def protocol(self) -> SyncProtocol:
         return self.coordinator._protocol
 
-    # -- what can happen ----------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------
 
     def open_epoch(self) -> None:
         self.used.clear()
@@ -117,7 +117,7 @@ class Driver:
         self._push_parts(ticket, used, kept, unused)
 
     def step_again(self, member: int) -> None:
-        """A push of a batch that the script steps on once more."""
+        """A push of a batch the script steps on again."""
         ticket, leases = self.at_work.pop(member)
         self.stalled.discard(member)
         num_samples = sum(lease.num_samples for lease in leases)
@@ -196,7 +196,7 @@ class Driver:
         self._both(lambda c: [c.set_lookahead(member, depth)][:0])
 
     def save_and_load(self, *, continue_from_copy: bool) -> None:
-        """From here on a coordinator loaded from JSON goes along, or takes over."""
+        """From now on a coordinator loaded from JSON runs alongside or takes over."""
         copy = self._make()
         copy.load(json.loads(json.dumps(self.coordinator.state())))
         assert copy.state() == self.coordinator.state()
@@ -214,10 +214,10 @@ class Driver:
         assert not self.at_work
         assert not self.gathered
 
-    # -- how it goes on -----------------------------------------------------------------------
+    # -- progress -----------------------------------------------------------------------------
 
     def finish_epoch(self, rng: random.Random) -> None:
-        """Nothing more happens to anybody, and whoever stalled is replaced: the epoch must end."""
+        """Without further faults, and with stalled members replaced, the epoch must end."""
         for member in sorted(self.stalled):
             self.crash(member)
         if not self.live - self.outside:
@@ -247,7 +247,7 @@ class Driver:
         self._check()
         return orders
 
-    # -- orders, and what must be true of them ------------------------------------------------
+    # -- orders and their rules ---------------------------------------------------------------
 
     def _carry_out(self, order: Order) -> None:
         if isinstance(order, Grant):
@@ -285,7 +285,7 @@ class Driver:
         queue += grant.upcoming
         assert [lease.id for lease in queue] == sorted({lease.id for lease in queue})
         for lease in grant.leases:
-            if lease in queue:  # what was fetched ahead is given in the order it was fetched
+            if lease in queue:  # batches fetched ahead are used in the order they were fetched
                 skipped = queue[: queue.index(lease)]
                 kept = self.ledger.lookahead.kept(member)
                 assert not set(skipped) & set(kept), "an older lease was left behind"
@@ -324,7 +324,7 @@ class Driver:
         self.is_epoch_open = False
         self.num_epochs_ended += 1
 
-    # -- what must be true at any time --------------------------------------------------------
+    # -- invariants ---------------------------------------------------------------------------
 
     def _check(self) -> None:
         assert self.coordinator.version == self.version, "versions are not dense"
@@ -337,7 +337,7 @@ class Driver:
         self._check_that_nobody_idles_in_vain()
 
     def _check_leases(self) -> None:
-        """Each lease is in one place, the one that the orders tell."""
+        """Each lease is in exactly the place the orders imply."""
         leases = self.ledger.cut_all()
         assert [lease.stop for lease in leases[:-1]] == [lease.start for lease in leases[1:]]
         holders: dict[int, list[int]] = {}
@@ -348,27 +348,33 @@ class Driver:
             lease.id: ticket.member for ticket, (held, _) in self.gathered.items() for lease in held
         }
         for lease in leases:
-            found = whereabouts(self.ledger, lease)
+            result = whereabouts(self.ledger, lease)
             if lease.id in self.retired:
-                assert (found.place, found.version) == (LedgerPlace.RETIRED, self.retired[lease.id])
+                assert (result.place, result.version) == (
+                    LedgerPlace.RETIRED,
+                    self.retired[lease.id],
+                )
             elif lease.id in self.unused:
-                assert found.place is LedgerPlace.UNUSED
+                assert result.place is LedgerPlace.UNUSED
             elif lease.id in gathered:
-                # A copy's other holders are cancelled before anything else can be seen.
-                assert (found.place, found.members) == (LedgerPlace.GATHERED, (gathered[lease.id],))
+                # The other holders of a copy are cancelled before anything else.
+                assert (result.place, result.members) == (
+                    LedgerPlace.GATHERED,
+                    (gathered[lease.id],),
+                )
                 assert lease.id not in holders
             elif lease.id in holders:
-                assert found.place is LedgerPlace.HELD
-                assert sorted(found.members) == sorted(holders[lease.id])
+                assert result.place is LedgerPlace.HELD
+                assert sorted(result.members) == sorted(holders[lease.id])
             elif any(lease in kept for kept in self.riding.values()):
-                assert found.place is LedgerPlace.RIDING
+                assert result.place is LedgerPlace.RIDING
             else:
                 places = {LedgerPlace.FREE, LedgerPlace.RESERVED, LedgerPlace.DROPPED}
                 places |= {LedgerPlace.UNUSED} if self.is_closed else set()
                 places |= {LedgerPlace.HELD} if self.ledger.has_again else set()
-                assert found.place in places
-                assert self.may_drop or found.place is not LedgerPlace.DROPPED
-                assert self.live.issuperset(found.members)
+                assert result.place in places
+                assert self.may_drop or result.place is not LedgerPlace.DROPPED
+                assert self.live.issuperset(result.members)
         assert self.protocol.copies_in_tail or all(len(m) == 1 for m in holders.values())
 
     def _check_that_nobody_idles_in_vain(self) -> None:

@@ -1,4 +1,4 @@
-"""A worker that is killed by SIGKILL, or is late, at a chosen point: a fault is data, and travels.
+"""A worker that is killed by SIGKILL, or late, at a chosen point: a fault is data.
 
 A point is a method of a class and whether death comes before it, after it, or after its effect is
 spoilt; the fault is armed in its own worker's process when that builds its model, so it travels
@@ -79,7 +79,7 @@ class Fault:
         worker: who dies.
         point: a name of ``POINTS``, or "in its model" for the user's own code.
         call: at which call of the method, from 1.
-        late_s: it does not die, it only takes so much longer.
+        late_s: it does not die, but takes this much longer.
     """
 
     worker: int = 1
@@ -97,7 +97,7 @@ class Fault:
 
 
 def with_fault(task: Task, *faults: Fault) -> Task:
-    """``task`` where these happen."""
+    """``task`` with these faults."""
     for fault in faults:
         task = replace(task, model=functools.partial(_armed_model, task.model, fault))
     return task
@@ -111,7 +111,7 @@ def _armed_model(make: Any, fault: Fault) -> nn.Module:
 
 
 def arm(model: nn.Module, fault: Fault) -> None:
-    """From now on this process dies when the fault's point comes."""
+    """From now on this process dies at the point of the fault."""
     if fault.point not in POINTS:
         forward = model.forward
         countdown = _Countdown(fault.call)
@@ -156,5 +156,5 @@ class _Countdown:
 
 
 def die() -> None:
-    """As the kernel's out-of-memory killer would do it: nothing is cleaned up."""
+    """Die as by the kernel's out-of-memory killer: nothing is cleaned up."""
     os.kill(os.getpid(), signal.SIGKILL)

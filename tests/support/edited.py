@@ -1,4 +1,4 @@
-"""Loops that do something to gradients between backward and step: ``python edited.py CASE FOLDER``.
+"""Loops that edit gradients between backward and step: ``python edited.py CASE FOLDER``.
 
 Each is one text, run with Paceline and plainly (``loops.Plain``); results go to FOLDER/CASE-N.pt.
 It must not know how anything is run.
@@ -56,7 +56,7 @@ def backward_retained(loss: Tensor) -> None:
 
 
 def by_function(loss: Tensor) -> None:
-    """Behind what ``Tensor.backward`` shows, and once more by it."""
+    """Call backward by torch.autograd.backward, and once more by ``Tensor.backward``."""
     torch.autograd.backward(loss, retain_graph=True)
     backward_retained(loss)
     torch.autograd.backward(loss)
@@ -71,7 +71,7 @@ def edited(
     batch_size: int = 12,
     thaws: bool = False,
 ) -> Results:
-    """The loop; what ``between`` gives is kept for each step."""
+    """The loop; the result of ``between`` is kept for each step."""
     model = make_model()
     optimizer = grouped(model.parameters(), 0.3, functools.partial(torch.optim.SGD))
     prepare(model)
@@ -91,7 +91,7 @@ def edited(
     return {**gather(model, optimizer), "kept": torch.tensor(kept, dtype=torch.float64)}
 
 
-# -- what is right, or made right ------------------------------------------------------------------
+# -- edits that are right or corrected -------------------------------------------------------------
 
 
 def read(pace: Any, model: nn.Module, optimizer: Optimizer) -> None:
@@ -147,7 +147,7 @@ def by_norm(pace: Any, model: nn.Module, optimizer: Optimizer) -> Any:
 
 
 def clipped_in_vain(pace: Any, model: nn.Module, optimizer: Optimizer) -> Any:
-    """What was clipped is thrown away, and computed again."""
+    """Clipped gradients are discarded and computed again."""
     by_norm(pace, model, optimizer)
     optimizer.zero_grad()
     sum(parameter.square().sum() for parameter in model.parameters()).backward()  # type: ignore[union-attr]
@@ -167,7 +167,7 @@ def unclipped(pace: Any, model: nn.Module, optimizer: Optimizer) -> Any:
 
 
 def scaled(pace: Any, unscales: bool = True, clips: Any = None) -> Results:
-    """With a scaler of the loop's own."""
+    """With a scaler made by the loop."""
     model = make_model()
     optimizer = grouped(model.parameters(), 0.3)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -186,7 +186,7 @@ def scaled(pace: Any, unscales: bool = True, clips: Any = None) -> Results:
     return gather(model, optimizer)
 
 
-# -- what acts on a part ---------------------------------------------------------------------------
+# -- edits of a part -------------------------------------------------------------------------------
 
 
 def by_torch(pace: Any, model: nn.Module, optimizer: Optimizer) -> Any:
@@ -230,7 +230,7 @@ def by_autograd(pace: Any, model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def between_two(loss: Tensor) -> None:
-    """The first backward's gradients are changed, then the second's are added."""
+    """Gradients of the first backward are changed, then those of the second are added."""
     backward_retained(loss)
     for leaf in _leaves(loss):
         leaf.grad.mul_(0.9)  # type: ignore[union-attr]
@@ -293,13 +293,13 @@ def edited_after_clipping(pace: Any, model: nn.Module, optimizer: Optimizer) -> 
 
 
 def own_norms(pace: Any, model: nn.Module, optimizer: Optimizer) -> Any:
-    """What the worker's own gradient has, beside what clipping says at the end of the step."""
+    """The norm of the worker's own gradient, and the one clipping reports at the step's end."""
     own = torch.nn.utils.get_total_norm(list(gradients(optimizer)))
     return own, by_norm(pace, model, optimizer)
 
 
 def norms(pace: Any, between: Between, **options: Any) -> Results:
-    """Of each step: the own norm, the norm that clipping filled in after it, and the version."""
+    """For each step: the own norm, the norm later reported by clipping, and the version."""
     model = make_model()
     optimizer = grouped(model.parameters(), 0.3)
     loader = make_loader(**options)

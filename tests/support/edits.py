@@ -1,7 +1,7 @@
 """Loops that touch parameters and state after ``prepare``: ``python edits.py CASE FOLDER``.
 
-Each is run plainly, too, with a stand-in for ``pace`` (``loops.Plain``), and must come to the same
-or be refused by name. Results go to FOLDER/CASE-N.pt.
+Each also runs plainly, with a stand-in for ``pace`` (``loops.Plain``), and must give the same
+result or be refused by name. Results go to FOLDER/CASE-N.pt.
 
 Longer than a file should be: one loop after the other, each to be read by itself.
 """
@@ -28,7 +28,7 @@ Edit = Callable[[nn.Module], None]
 
 
 def make_net(*, has_norm: bool = False) -> nn.Module:
-    """Torch's own layers only, so that what is pickled loads without this file."""
+    """Only layers of torch, so that pickles load without this file."""
     torch.manual_seed(3)
     norm = nn.BatchNorm1d(33) if has_norm else nn.Identity()
     return nn.Sequential(
@@ -119,14 +119,14 @@ def clamped_by_the_optimizer(pace: Any) -> Results:
     def note() -> None:
         most.append(max(float(one.detach().abs().max()) for one in model.parameters()))
 
-    note()  # one worker may make no step under k-sync:1
+    note()  # a worker may make no step under k-sync:1
     for _ in pace.epochs(2):
         one_epoch(pace, model, optimizer, loader, note)
     return {**gather(model, optimizer), "most": torch.tensor(max(most))}
 
 
 def swapping(pace: Any, is_by_data: bool = False, is_inside: bool = False) -> Results:
-    """Averaged weights are put in for an evaluation, and taken out again."""
+    """Averaged weights are swapped in for an evaluation and out again."""
     model = make_net(has_norm=True)
     optimizer = SGD(model.parameters(), lr=0.3, momentum=0.9)
     average = AveragedModel(model)
@@ -156,13 +156,13 @@ def swapping(pace: Any, is_by_data: bool = False, is_inside: bool = False) -> Re
         one_epoch(pace, model, optimizer, loader, evaluate if is_inside else lambda: None)
         evaluate()
     results = gather(model, optimizer)
-    load_zeros(model)  # after the last epoch everybody may do as they like
+    load_zeros(model)  # after the last epoch every worker may differ
     assert all(not bool(one.any()) for one in model.parameters())
     return {**results, "losses": torch.tensor(losses)}
 
 
 def loading_before_the_first_epoch(pace: Any, *, is_main_only: bool = False) -> Results:
-    """What users of other libraries write: weights and optimizer are loaded after ``prepare``."""
+    """As with other libraries: weights and optimizer are loaded after ``prepare``."""
     other = make_net()
     trained = Adam(other.parameters(), lr=0.05)
     for _ in range(2):
@@ -186,7 +186,7 @@ def loading_before_the_first_epoch(pace: Any, *, is_main_only: bool = False) -> 
 
 
 def loading_another_optimizer(pace: Any) -> Results:
-    """What was saved has a momentum, and the store was laid out without one."""
+    """The saved state has momentum, but the store was laid out without it."""
     model = make_net()
     other = SGD(model.parameters(), lr=0.3, momentum=0.9)
     loss_of(model(torch.ones(4, WIDTH).double()), torch.zeros(4).long()).backward()
@@ -201,7 +201,7 @@ def loading_another_optimizer(pace: Any) -> Results:
 
 
 def unfreezing(pace: Any) -> Results:
-    """A layer thaws after an epoch, and freezes again after the next."""
+    """A layer is unfrozen after an epoch and frozen again after the next."""
     model: Any = make_net()
     model[0].requires_grad_(False)
     optimizer = Adam(model.parameters(), lr=0.05)
@@ -213,7 +213,7 @@ def unfreezing(pace: Any) -> Results:
 
 
 def unfreezing_with_momentum(pace: Any) -> Results:
-    """What thaws has no momentum yet, and the others have."""
+    """Unfrozen layers have no momentum yet, the others have."""
     model: Any = make_net()
     model[0].requires_grad_(False)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -236,7 +236,7 @@ def unfreezing_what_is_not_optimized(pace: Any) -> Results:
 
 
 class Counting(nn.Module):
-    """Buffers that each pass makes anew instead of changing them in place."""
+    """Buffers that each pass replaces instead of changing them in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class Counting(nn.Module):
 
 
 class Moving(Counting):
-    """The same, by other memory beneath the buffers."""
+    """The same, by replacing the memory of the buffers."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.training:
@@ -275,7 +275,7 @@ def making_buffers_anew(pace: Any, kind: type[Counting] = Counting) -> Results:
 
 
 def resetting_statistics(pace: Any) -> Results:
-    """Batch norm's statistics are set back between epochs, by all workers alike."""
+    """Batch norm statistics are reset between epochs by all workers."""
     model: Any = make_net(has_norm=True)
     optimizer = SGD(model.parameters(), lr=0.0)
     model, optimizer, loader = pace.prepare(model, optimizer, make_loader())
@@ -307,7 +307,7 @@ def reading_state(pace: Any) -> Results:
 
 
 def forgetting_state(pace: Any) -> Results:
-    """The moments begin anew with each epoch."""
+    """The moments restart in each epoch."""
     model: Any = make_net()
     optimizer = Adam(model.parameters(), lr=0.05)
     model, optimizer, loader = pace.prepare(model, optimizer, make_loader())
@@ -318,7 +318,7 @@ def forgetting_state(pace: Any) -> Results:
 
 
 def with_another_optimizer(pace: Any, *, is_inside: bool, is_plain: bool = False) -> Results:
-    """Beside the model something else is trained; ``is_plain``: tensors of no module."""
+    """Something else is trained beside the model; ``is_plain``: tensors outside a module."""
     model: Any = make_net()
     optimizer = SGD(model.parameters(), lr=0.3)
     model, optimizer, loader = pace.prepare(model, optimizer, make_loader())
@@ -342,7 +342,7 @@ def with_another_optimizer(pace: Any, *, is_inside: bool, is_plain: bool = False
 
 
 def copying(pace: Any) -> Results:
-    """Copies and pickles of the prepared objects are what plain PyTorch gives."""
+    """Copies and pickles of the prepared objects equal those of plain PyTorch."""
     model: Any = make_net(has_norm=True)
     optimizer = Adam(model.parameters(), lr=0.05)
     before = copy.deepcopy(model)
@@ -383,7 +383,7 @@ def check_copies(model: Any, optimizer: Any) -> None:
         kept = next(model.parameters()).flatten()[0].clone()
         next(again.parameters()).zero_()
         assert next(model.parameters()).flatten()[0] == kept != 0, "a copy shares memory"
-        next(iter(state.values())).data.zero_()  # else it is refused: the model is meant
+        next(iter(state.values())).data.zero_()  # otherwise it is refused: the model is meant
         assert next(model.parameters()).flatten()[0] == kept, "a state_dict shares memory"
     if optimizer is not None:
         data = saved(optimizer)
@@ -392,7 +392,7 @@ def check_copies(model: Any, optimizer: Any) -> None:
         for other in (load(data), copy.deepcopy(optimizer)):
             mine, its = optimizer.state_dict(), other.state_dict()
             assert mine["param_groups"] == its["param_groups"]
-            # Others may have made an update since, also the first one.
+            # Others may have made an update since, even the first one.
             assert its["state"].keys() in (mine["state"].keys(), set())
             assert not {"step", "state_dict", "add_param_group"} & set(vars(other))
 
@@ -408,7 +408,7 @@ def load(data: bytes) -> Any:
 
 
 def saving_for_others(pace: Any) -> Results:
-    """What was saved is loaded by a process that has no Paceline; one worker's is."""
+    """A process without Paceline loads the file saved by one worker."""
     model = make_net()
     optimizer = Adam(model.parameters(), lr=0.05)
     model, optimizer, loader = pace.prepare(model, optimizer, make_loader())

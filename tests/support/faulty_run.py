@@ -1,9 +1,9 @@
-"""A simulated run in which things go wrong: the plan of a live run's faults in virtual time.
+"""A simulated run with faults: the fault plan of a live run in virtual time.
 
     push is there -> a fault in this step? -> dead, silent, late, lost -> Left, Stalled, Late
 
-Who is silent for longer than the run's patience has stalled, as in a live run. Members share no
-memory here, so who was replaced and comes back pushes once more, too late, and ends. This module
+A member silent for longer than the run's patience has stalled, as in a live run. Members share no
+memory here, so a replaced one that returns pushes once more, too late, and ends. This module
 must not know tensors.
 """
 
@@ -24,7 +24,7 @@ _NEVER_S = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class SilentWorker:
-    """This work has been overdue for as long as the patience lasts."""
+    """This work is overdue by the patience of the run."""
 
     ticket: Ticket
     is_lost: bool
@@ -32,7 +32,7 @@ class SilentWorker:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """A stopped worker goes on with this work."""
+    """A stopped worker continues this work."""
 
     ticket: Ticket
 
@@ -43,7 +43,7 @@ class FaultyRun(SimulatedRun):
     Args:
         faults: of workers; a machine's have no meaning here.
         silence_s: how long silence lasts before it counts.
-        new_life_s: after so long a new worker takes the place of a dead one; None: never.
+        new_life_s: time until a new worker replaces a dead one; None: never.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class FaultyRun(SimulatedRun):
 
         return finish_s
 
-    # -- what goes wrong ------------------------------------------------------------------------
+    # -- faults ---------------------------------------------------------------------------------
 
     def _pushed(self, ticket: Ticket, at_s: float) -> None:
         member = ticket.member
         if self._halted.get(member) == ticket:
-            del self._halted[member]  # it comes late, and in time
+            del self._halted[member]  # late, but in time
         else:
             for fault in self._faults[self._agenda.worker_of[member]].due(ticket.version, at_s):
                 self._note(fault, at_s)
@@ -101,7 +101,7 @@ class FaultyRun(SimulatedRun):
         super()._pushed(ticket, at_s)
 
     def _befall(self, fault: Fault, ticket: Ticket, at_s: float) -> bool:
-        """Let it happen to this work; whether its push does not come now."""
+        """Apply the fault to this work; return whether its push does not arrive now."""
         if fault.kind in (Kind.KILL, Kind.RAISE):
             self._die(ticket.member, at_s, fault.kind.name.lower())
             return True
@@ -140,11 +140,11 @@ class FaultyRun(SimulatedRun):
             self._note(fault, at_s)
             self._die(member, at_s, "killed")
         elif ticket is not None and member not in self._halted:
-            self._note(fault, at_s)  # what it computes stays in the heap, and is there no earlier
+            self._note(fault, at_s)  # its result stays in the heap and arrives no earlier
             self._agenda.withdraw(ticket)
             self._halt(ticket, at_s, fault.for_s)
 
-    # -- what follows ---------------------------------------------------------------------------
+    # -- consequences ---------------------------------------------------------------------------
 
     def _fell_silent(self, silence: SilentWorker, at_s: float) -> None:
         ticket = silence.ticket
@@ -163,7 +163,7 @@ class FaultyRun(SimulatedRun):
             self._die(member, at_s, "silent")
 
     def _returned(self, ticket: Ticket, at_s: float) -> None:
-        """Who was replaced pushes once more, too late, and ends."""
+        """A replaced member pushes once more, too late, and ends."""
         late = self._late.pop(ticket, None)
         member = ticket.member
         if self._agenda.member_of.get(self._agenda.worker_of[member]) != member or late is None:

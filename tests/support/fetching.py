@@ -1,4 +1,4 @@
-"""A loop whose samples tell the process that made them: ``python fetching.py CASE FOLDER``.
+"""A loop whose samples name the process that made them: ``python fetching.py CASE FOLDER``.
 
 It must not know how anything is run.
 """
@@ -19,9 +19,9 @@ from tiny import BATCH_SIZE, EPOCHS, grouped
 
 
 class Signed(Numbered):
-    """Samples with their index, the process that they were made in, and a number of their own.
+    """Samples with their index, the process that made them, and a unique number.
 
-    The last makes each fetch another one: so workers' samples, which differ, are not compared.
+    The number makes each fetch different, so samples of workers are not compared.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Signed(Numbered):
 
 
 def signed(pace: Any, steps_a_push: int = 1, **options: Any) -> Results:
-    """Training that remembers which samples it was given, and who made them, per epoch."""
+    """Training that records which samples it got, and which process made them, per epoch."""
     model = make_model()
     optimizer = grouped(model.parameters(), 0.3)
     loader: Any = DataLoader(Signed(), BATCH_SIZE, **options)

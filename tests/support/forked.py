@@ -1,13 +1,13 @@
-"""Python programs forked from one process that has torch and paceline in it, for their result.
+"""Python programs forked from one process that has imported torch and paceline.
 
     test process  --begins, once-->  forker.py  --fork-->  a program, another, ...
     a torchrun that was forked  --asks likewise-->  --fork-->  its ranks
 
-A program of its own imports torch for two to three seconds before it does what a test asks about.
-A forked one has arguments, environment, folder and streams of its own, runs as ``__main__`` and
-ends as under python, by its exit code or by its signal. What it does not show is how python begins,
-imports and takes itself apart: where a test is about that, or is the only one of its kind of start,
-it begins python. This file must not know what a program does.
+A fresh program imports torch for two to three seconds before it does what a test checks. A forked
+one has its own arguments, environment, folder and streams, runs as ``__main__`` and ends as under
+python, by its exit code or signal. It does not cover the start, imports and shutdown of python:
+tests of those, or the only test of a kind of start, run python itself. This file must not know
+what a program does.
 """
 
 import atexit
@@ -26,24 +26,24 @@ from subprocess import PIPE, STDOUT, TimeoutExpired
 from typing import IO, Any
 
 NUMBER_BYTES = 12
-"""Of a number on the socket, in decimal digits."""
+"""Length of a number on the socket, in decimal digits."""
 
 _START_S = 100.0
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Of the process that is forked: with more threads it could not be."""
+"""For the process that forks: it must have a single thread."""
 
 address = ""
-"""The socket of the process that forks; inherited by what it forks."""
+"""The socket of the process that forks; inherited by its children."""
 forkers: list["subprocess.Popen[bytes]"] = []
-"""That process, where this one began it."""
+"""That process, if this one started it."""
 
 
 class Forked:
-    """A program as ``subprocess.Popen`` shows one.
+    """A program with the interface of ``subprocess.Popen``.
 
     Args:
-        words: what would stand behind ``python``: a script and its arguments, or ``-m`` and a
-            module's.
+        words: the arguments of ``python``: a script and its arguments, or ``-m``, a module and
+            its.
         cwd: its folder.
         env: its environment. The number of threads stays one, whatever this says, until the
             program sets another.
@@ -106,7 +106,7 @@ class Forked:
         return code
 
     def communicate(self, timeout: float = 100.0) -> tuple[str, str]:
-        """What it and all that it began wrote, once nobody can write any more."""
+        """The output of the program and its children, once no process can write any more."""
         end_s = time.monotonic() + timeout
         while self._pipes:
             ready = wait(self._pipes.values(), max(end_s - time.monotonic(), 0))
@@ -142,15 +142,15 @@ def run(
     """Fork a program and wait for its end, as ``subprocess.run(..., capture_output=True)``."""
     program = Forked(words, **{"stdout": PIPE, "stderr": PIPE, **settings})
     try:
-        said = program.communicate(timeout)
+        output = program.communicate(timeout)
     except TimeoutExpired:
         program.kill()
         raise
-    return subprocess.CompletedProcess([*map(str, words)], program.wait(), *said)
+    return subprocess.CompletedProcess([*map(str, words)], program.wait(), *output)
 
 
 def _begin() -> str:
-    """Begin the process that forks; it ends with this one."""
+    """Start the process that forks; it ends with this one."""
     global address
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(

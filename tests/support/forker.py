@@ -1,4 +1,4 @@
-"""The process that programs are forked from (see forked.py): one thread, and all imported once.
+"""The process that forks programs (see forked.py): one thread, and all modules imported once.
 
     asker --socket--> words, folder, environment, with streams
     asker <--socket-- its process, then its exit code
@@ -34,11 +34,11 @@ def _asked_paths() -> list[str]:
 
 
 _PATHS = [one for one in sys.path[1:] if one not in _asked_paths()]
-"""Where python looks for modules by itself."""
+"""The default module path of python."""
 
 
 class Forker:
-    """Forks a program per connection and says there how it ended.
+    """Forks a program per connection and reports there how it ended.
 
     Args:
         user: the process that it ends with.
@@ -58,7 +58,7 @@ class Forker:
         os.set_blocking(self._wake_out, False)
 
     def run(self) -> None:
-        """Serve until the user is gone; what was forked is ended then."""
+        """Serve until the user is gone; then end all forked programs."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_out, warn_on_full_buffer=False)
         self._user.send(self._address.encode())
@@ -81,7 +81,7 @@ class Forker:
     def _fork(self) -> None:
         line, _ = self._listener.accept()
         _, streams, _, _ = socket.recv_fds(line, 1, 2)
-        if not streams:  # who asked is gone
+        if not streams:  # the caller is gone
             line.close()
             return
         with line.makefile("rb") as file:
@@ -122,7 +122,7 @@ def _become(
     environment: Mapping[str, str],
     has_session: bool,
 ) -> None:
-    """In the child: be that program, to its end."""
+    """In the child: run that program to its end."""
     if has_session:
         os.setsid()
     for number, stream in enumerate(streams, 1):
@@ -152,7 +152,7 @@ def _become(
 
 
 def _draw_seeds() -> None:
-    """As the imports do; Python's own generator does so itself."""
+    """Seed as the imports would; Python's own generator does so itself."""
     import numpy as np
     import torch
 
@@ -183,7 +183,7 @@ def _run_script(path: str) -> None:
 
 
 def _let_it_fork_its_ranks() -> None:
-    """torchrun begins a rank by the path of python: here by what would stand behind it."""
+    """torchrun starts a rank through python; here the rank is forked from its arguments."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
     def fork(self: Any, args: Sequence[str], env: Mapping[str, str]) -> forked.Forked:
@@ -208,7 +208,7 @@ def _code_of(end: SystemExit) -> int:
 
 
 def _own_part(trace: TracebackType | None) -> TracebackType | None:
-    """Without the frames that lead to the program."""
+    """The traceback without the frames of the forker."""
     leading = (__file__, "<frozen runpy>")
     while trace is not None and trace.tb_frame.f_code.co_filename in leading:
         trace = trace.tb_next
@@ -217,13 +217,13 @@ def _own_part(trace: TracebackType | None) -> TracebackType | None:
 
 def _import_all() -> None:
     gc.disable()
-    import torch._dynamo  # the first optimizer would import it, in each program
+    import torch._dynamo  # otherwise imported by the first optimizer of each program
     import torch.distributed.run  # noqa: F401
 
     import paceline.engines.torchrun.engine
     import paceline.script.worker  # noqa: F401
 
-    gc.freeze()  # a program does not get its own copy of each page that would be looked at
+    gc.freeze()  # programs do not copy the pages that a collection would touch
 
 
 def main(descriptor: str) -> None:

@@ -1,10 +1,10 @@
-"""Damaged files, and what reads them: nothing may go wrong but by an error of ours.
+"""Damaged files and their readers: the only failures may be errors of Paceline.
 
     a sound folder -> one file damaged -> [ its checksums computed again ] -> the reader
 
-The reader may refuse with a PacelineError, or load. What it loads must be what was there, unless
-the checksums were computed again, so that nobody can know: then it must still add up. Everything
-else is a fault: a traceback, a hang, a load that is silently another one.
+The reader may refuse with a PacelineError, or load. What it loads must equal the original, unless
+the checksums were recomputed, which hides the damage: then it must still be consistent. Everything
+else is a fault: a traceback, a hang, a load that silently differs.
 """
 
 import gzip
@@ -76,7 +76,7 @@ Damage = Callable[[bytes, random.Random], bytes]
 
 
 def flipped(data: bytes, rng: random.Random) -> bytes:
-    """A few bits."""
+    """Flip a few bits."""
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 8))):
         out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
@@ -84,14 +84,14 @@ def flipped(data: bytes, rng: random.Random) -> bytes:
 
 
 def cut(data: bytes, rng: random.Random) -> bytes:
-    """The end is missing, or a piece in the middle."""
+    """Remove the end, or a piece in the middle."""
     start = rng.randrange(len(data))
     stop = len(data) if rng.random() < 0.5 else min(len(data), start + rng.randint(1, 64))
     return data[:start] + data[stop:]
 
 
 def swapped(data: bytes, rng: random.Random) -> bytes:
-    """Two pieces, or two lines, have changed places."""
+    """Swap two pieces or two lines."""
     lines = data.splitlines(keepends=True)
     if len(lines) > 2 and rng.random() < 0.5:
         i, j = rng.sample(range(len(lines)), 2)
@@ -105,7 +105,7 @@ def swapped(data: bytes, rng: random.Random) -> bytes:
 
 
 def enlarged(data: bytes, rng: random.Random) -> bytes:
-    """Something is there twice, or was never written."""
+    """Repeat a piece, or leave a hole."""
     at = rng.randrange(len(data) + 1)
     start = rng.randrange(len(data))
     more = data[start : start + rng.randint(1, 200)]
@@ -122,7 +122,7 @@ _TOKEN = re.compile(rb'-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|"[^"\n]{0,80}"|true|fals
 
 
 def reworded(data: bytes, rng: random.Random) -> bytes:
-    """A number, a text or a constant is another one: what passes for JSON."""
+    """Change a number, a text or a constant, so that it stays JSON."""
     tokens = list(_TOKEN.finditer(data))
     if not tokens:
         return flipped(data, rng)
@@ -138,14 +138,14 @@ DAMAGES: tuple[Damage, ...] = (flipped, cut, swapped, enlarged, reworded, reword
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """A kind of file, and what reads it.
+    """A kind of file and its reader.
 
     Args:
         make: puts sound files into an empty folder.
         files: names of those that are damaged.
         read: loads from the folder; what it returns tells two loads apart.
-        seal: computes the checksums again after a file has changed, where that can be done; whether
-            it could. None: there are none.
+        seal: recomputes the checksums after a file has changed, and returns whether it could.
+            None: there are none.
         sound: what ``accepts`` is given of the sound files; None: what ``read`` makes of them.
         accepts: of a load whose checksum is wrong, given the sound one: whether it is right
             nevertheless (an older checkpoint, the beginning of a trace).
@@ -162,7 +162,7 @@ class Reader:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the inputs of one reader."""
+    """The outcomes of the inputs of one reader."""
 
     tried: int = 0
     sealed: int = 0
@@ -180,7 +180,7 @@ class Tally:
 
 
 def attack(reader: Reader, folder: Path, num_inputs: int, seed: int) -> Tally:
-    """Damage the files so often, half of the time with the checksums made right again."""
+    """Damage the files this often, half of the time with corrected checksums."""
     rng = random.Random(f"{reader.name}/{seed}")
     sound, work = folder / "sound", folder / "work"
     if not sound.exists():
@@ -196,14 +196,14 @@ def attack(reader: Reader, folder: Path, num_inputs: int, seed: int) -> Tally:
         (work / name).write_bytes(damage(whole, rng))
         if (work / name).read_bytes() == whole:
             continue
-        wanted = reader.seal is not None and 2 * tally.sealed <= tally.tried
-        is_sealed = wanted and reader.seal is not None and reader.seal(work, name)
+        seals = reader.seal is not None and 2 * tally.sealed <= tally.tried
+        is_sealed = seals and reader.seal is not None and reader.seal(work, name)
         tally.tried += 1
         tally.sealed += is_sealed or reader.seal is None
         fault = _read(reader, work, None if is_sealed or reader.seal is None else before, tally)
         if fault:
-            said = f"{reader.name}: {name} {damage.__name__}{', sealed' if is_sealed else ''}"
-            tally.faults.append(f"{said}, input {tally.tried} of seed {seed}: {fault}")
+            message = f"{reader.name}: {name} {damage.__name__}{', sealed' if is_sealed else ''}"
+            tally.faults.append(f"{message}, input {tally.tried} of seed {seed}: {fault}")
     return tally
 
 
@@ -213,22 +213,22 @@ def _copy(sound: Path, work: Path) -> None:
 
 
 def _read(reader: Reader, work: Path, before: object, tally: Tally) -> str:
-    """What went wrong; "" for nothing.
+    """The error message; "" if nothing went wrong.
 
     Args:
         before: what the sound files hold, where a load must be right; None: it need not.
     """
     try:
         with limited():
-            found = reader.read(work)
+            result = reader.read(work)
     except PacelineError as error:
         tally.refused += 1
         return "" if 0 < len(str(error)) < 2000 else "an error without words, or with too many"
-    except Exception as error:  # whatever else comes out is what is looked for
+    except Exception as error:  # any other exception is a finding
         last = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__}: {error!s:.200} ({last.filename}:{last.lineno})"
     tally.loaded += 1
-    is_right = before is None or reader.accepts(found, before)
+    is_right = before is None or reader.accepts(result, before)
     return "" if is_right else "loaded something else"
 
 
@@ -238,7 +238,7 @@ class Hang(Exception):
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """Whatever hangs is ended."""
+    """End the block if it hangs."""
 
     def end(number: int, frame: object) -> None:
         raise Hang(f"still reading after {HANG_S:g} s")
@@ -317,28 +317,32 @@ def _read_all_of_trace(folder: Path) -> object:
     render_sample(sample)
     _check_sums(records, summary, sample)
     read_profile(run)
-    return [repr(one) for one in records]
+    return [repr(record) for record in records]
 
 
 def _check_sums(records: list[Record], summary: Summary, sample: SampleReport) -> None:
-    """What a report says are the sums of its lines, counted here once more."""
-    pushes = [one.fact for one in records if isinstance(one, Handed)]
-    orders = [one.order for one in records if isinstance(one, Ordered)]
-    updates = [one for one in orders if isinstance(one, Apply)]
-    in_updates = sum(len(one.tickets) for one in updates)
-    of_ticket = {one.ticket[:2]: one.num_samples for one in pushes}
+    """The figures of a report equal the sums of its lines, counted here again."""
+    pushes = [record.fact for record in records if isinstance(record, Handed)]
+    orders = [record.order for record in records if isinstance(record, Ordered)]
+    updates = [order for order in orders if isinstance(order, Apply)]
+    in_updates = sum(len(update.tickets) for update in updates)
+    of_ticket = {push.ticket[:2]: push.num_samples for push in pushes}
     assert summary.updates == len(updates)
     assert sum(one.pushes for one in summary.per_worker) == len(pushes) >= in_updates
-    assert sum(one.samples for one in summary.per_worker) == sum(one.num_samples for one in pushes)
+    assert sum(one.samples for one in summary.per_worker) == sum(
+        push.num_samples for push in pushes
+    )
     assert summary.samples == sum(of_ticket[two[:2]] for one in updates for two in one.tickets)
     assert summary.late_pushes + summary.discarded_pushes == sum(
-        isinstance(one, Late | Discard) for one in orders
+        isinstance(order, Late | Discard) for order in orders
     )
     stale = summary.staleness_versions
     assert 0 <= stale.p50 <= stale.p99 <= stale.max <= max(0, len(updates) - 1)
-    (said,) = {one.number("num_samples") for one in records if isinstance(one, Header)}
+    (num_samples,) = {
+        record.number("num_samples") for record in records if isinstance(record, Header)
+    }
     for one in sample.ledgers:
-        assert one.used + one.dropped + one.open == one.samples == said
+        assert one.used + one.dropped + one.open == one.samples == num_samples
         assert min(one.used, one.dropped, one.open) >= 0
         assert 0 <= one.twice <= one.used
 
@@ -352,12 +356,12 @@ def _replay(folder: Path) -> object:
 
 
 def _is_equal_so_far(difference: str, sound: str) -> bool:
-    """No difference, or only that the trace ends in the middle of what was decided."""
+    """No difference, or only that the trace ends in the middle of a decision."""
     return difference == sound == "" or difference.endswith("the run decided nothing")
 
 
 def _seal_trace(folder: Path, name: str) -> bool:
-    """Whole lines get new sums; what is no text stays as it is."""
+    """Complete lines get new checksums; what is no text stays unchanged."""
     path = folder / name
     with suppress(UnicodeDecodeError):
         path.write_text(reseal(path.read_bytes().decode()))
@@ -382,7 +386,7 @@ def _make_checkpoint(folder: Path) -> None:
     run = folder / "run"
     _run(run, protocol="k-async:2", checkpoint_every="4 updates", updates=8)
     checkpoints = run / "checkpoints"
-    numbers = sorted(int(one.name) for one in checkpoints.iterdir() if one.name.isdigit())
+    numbers = sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdigit())
     for was, now in zip(numbers[-2:], (1, 2), strict=True):
         (checkpoints / str(was)).rename(checkpoints / f"{now}")
     (checkpoints / "latest").write_text(json.dumps({"checkpoint": 2}))
@@ -395,7 +399,7 @@ def _make_only_checkpoint(folder: Path) -> None:
 
 
 def _seal_checkpoint(folder: Path, name: str) -> bool:
-    """The manifest says what is there now."""
+    """Make the manifest match the present files."""
     place = folder / _NEWEST
     if not name.startswith(_NEWEST):
         return False
@@ -412,29 +416,29 @@ def _seal_checkpoint(folder: Path, name: str) -> bool:
             }
         (place / MANIFEST).write_text(json.dumps({**body, "sha256": _digest_of(body)}))
     except (ValueError, AttributeError, TypeError):
-        return False  # what was damaged is the manifest, and it is none any longer
+        return False  # the manifest itself was damaged beyond reading
     return True
 
 
 def _read_checkpoint(folder: Path) -> object:
-    """As a run that goes on with it: settings, coordinator, model, optimizer, random states."""
+    """Read it as a resumed run does: settings, coordinator, model, optimizer, random states."""
     run = folder / "run"
     settings = adopt(resolve({"resume": str(run)}, env={}, is_call=True))
-    found = find(settings)
-    assert found is not None
+    result = find(settings)
+    assert result is not None
     protocol = parse(settings.protocol, settings.workers)
     ledger = Ledger(NUM_SAMPLES, settings.batch_size or BATCH_SIZE, protocol.num_pushes)
-    found.refuse_another(found.saved["identity"])
-    state = state_for(found, ledger, protocol)
+    result.refuse_another(result.saved["identity"])
+    state = state_for(result, ledger, protocol)
     coordinator = Coordinator(protocol, ledger)
     coordinator.resume(state)
-    _finish_epoch(coordinator, found.first_member)
-    own = _load_own(found.checkpoint.path)
-    return found.version, repr(state), own
+    _finish_epoch(coordinator, result.first_member)
+    own = _load_own(result.checkpoint.path)
+    return result.version, repr(state), own
 
 
 def _finish_epoch(coordinator: Coordinator, first_member: int) -> None:
-    """Each sample of the epoch that is under way is used exactly once: by then or from then on."""
+    """Each sample of the current epoch is used exactly once, before or after."""
     ledger, used = coordinator._ledger, [0] * NUM_SAMPLES
     cuts = ledger._cuts
     for lease, fate in zip(cuts.leases, ledger._fate, strict=False):
@@ -466,7 +470,7 @@ def _finish_epoch(coordinator: Coordinator, first_member: int) -> None:
 
 
 def _load_own(place: Path) -> str:
-    """Model, optimizer and what the worker remembers, as a member that goes on loads them."""
+    """Model, optimizer and worker state, as a resumed member loads them."""
     torch.manual_seed(3)
     model = TASK.model()
     optimizer = TASK.optimizer(model.parameters(), TASK.learning_rate)
@@ -485,19 +489,19 @@ def _load_own(place: Path) -> str:
 
 
 def _resume(folder: Path) -> object:
-    """The whole of it: the run goes on to its end."""
+    """Resume the run to its end."""
     chosen = {"resume": str(folder / "run"), "updates": 100, "checkpoint_every": "never"}
     settings = adopt(resolve(chosen, env={}, is_call=True))
     summary = launcher.launch_run(TaskProgram(task=TASK), settings, QuietObserver(io.StringIO()))
     assert isinstance(summary, Summary)
-    found = report_sample(Path(summary.run_dir), 7, lambda header, epoch, size: range(NUM_SAMPLES))
-    for one in found.ledgers:
+    result = report_sample(Path(summary.run_dir), 7, lambda header, epoch, size: range(NUM_SAMPLES))
+    for one in result.ledgers:
         assert (one.used, one.dropped, one.open, one.twice) == (one.samples, 0, 0, 0), one
     return summary.updates, summary.final_loss
 
 
 def _read_both(folder: Path) -> list[object]:
-    """What the newest checkpoint comes to, and what the one before does."""
+    """The results of the newest checkpoint and of the one before."""
     newest = _read_checkpoint(folder)
     shutil.rmtree(folder / _NEWEST)
     return [newest, _read_checkpoint(folder)]
@@ -523,7 +527,7 @@ def _seal_data(folder: Path, name: str) -> bool:
     if name.endswith(".gz"):
         try:
             content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error):  # it is no gzip any longer
+        except (OSError, EOFError, zlib.error):  # it is no longer gzip
             return False
     rows = {} if not (folder / "sums").exists() else json.loads((folder / "sums").read_text())
     for one in (name,) if rows else ("images", "images.gz"):
@@ -533,14 +537,14 @@ def _seal_data(folder: Path, name: str) -> bool:
 
 
 def _read_data(folder: Path) -> object:
-    found = []
+    results = []
     for name, (md5, size) in json.loads((folder / "sums").read_text()).items():
         file = DataFile(name=name, md5=md5, num_bytes=size)
-        found.append(parse_idx(read_checked(folder / name, file, "try again"), name).tolist())
-    return found
+        results.append(parse_idx(read_checked(folder / name, file, "try again"), name).tolist())
+    return results
 
 
-# -- what is kept of measurements -----------------------------------------------------------------
+# -- stored measurements --------------------------------------------------------------------------
 
 _ROWS = [
     ThroughputRow(machine="here", device="cpu", model="lenet", precision="fp32", batch_size=size,
@@ -563,7 +567,7 @@ def _read_measured(folder: Path) -> object:
     rows = merged([folder / "table.json"], [])
     with closing(OpenFolder.open(folder)) as place:
         outcome = remembered._read(place, "trial.json")
-    return [repr(one) for one in rows], None if outcome is None else outcome.lines()
+    return [repr(row) for row in rows], None if outcome is None else outcome.lines()
 
 
 # -- models ---------------------------------------------------------------------------------------
@@ -583,7 +587,7 @@ def _make_model(folder: Path) -> None:
 def _read_model(folder: Path) -> object:
     model = _model()
     _load(model, "linear", folder)
-    return [one.tolist() for one in model.parameters()]
+    return [parameter.tolist() for parameter in model.parameters()]
 
 
 READERS = (

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 
 class Skips(nn.Module):
-    """A residual, a long skip, and an in-place activation on what a skip reads, too."""
+    """A residual, a long skip, and an in-place activation on a tensor that a skip also reads."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class TiedEnds(nn.Module):
 
 
 class TwoInTwoOut(nn.Module):
-    """Two inputs, one of whole numbers; two outputs, in a dictionary."""
+    """Two inputs, one of integers; two outputs in a dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class AroundByLength(nn.Module):
 
 
 class Defaults(nn.Module):
-    """Arguments that nobody gives."""
+    """Arguments that are never passed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Defaults(nn.Module):
 
 
 class RowOfChildren(nn.Module):
-    """The code between its children branches on the data; the children are a row."""
+    """The children form a sequence, but the code between them branches on the data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class RowOfChildren(nn.Module):
 
 
 class SometimesSkips(nn.Module):
-    """Children in a row, of which one is left out for some data."""
+    """A sequence of children, one of which is skipped for some data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class SometimesSkips(nn.Module):
 
 
 class Loops(nn.Module):
-    """A child that is called as often as the data says."""
+    """A child whose number of calls depends on the data."""
 
     def __init__(self) -> None:
         super().__init__()

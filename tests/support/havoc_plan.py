@@ -1,13 +1,13 @@
-"""Runs whose processes are struck at random moments: the plan of each, from a seed.
+"""Plans, from a seed, of runs whose processes are struck at random moments.
 
     draw(seed) -> Plan -> havoc_run.carry_out -> Outcome -> havoc_verdict.judge -> complaints
 
-A run is a launcher in a process of its own, with a script whose weights count (counted.py). Its
-workers, the launcher, the process that forks workers (the fork server) and the writer of
-checkpoints (the writer) are struck by signals: at a line of Paceline's code that a worker comes to,
-so each gap between two lines is as likely as any other, however short; or so long after a cue, a
-place in the script that a worker has come to. Between lines workers may dawdle, so that they meet
-in orders that an idle machine would never show. This module must not know what is inside a run.
+A run is a launcher in its own process, with a script whose weights count (counted.py). Its workers,
+the launcher, the process that forks workers (the fork server) and the writer of checkpoints (the
+writer) are struck by signals: at a line of Paceline's code that a worker executes, so each gap
+between two lines is equally likely, however short; or some time after a cue, a place in the script
+that a worker has reached. Between lines workers may be delayed, so that they meet in orders that an
+idle machine would never show. This module must not know what is inside a run.
 """
 
 import json
@@ -20,26 +20,26 @@ SIGNALS = ("KILL", "STOP", "TERM", "INT", "HUP", "SEGV")
 TARGETS = ("worker", "worker", "launcher", "forkserver", "writer")
 MOMENTS = ("before prepare", "training", "evaluation", "between epochs", "checkpoint", "end")
 WEIGHTS = (1, 3, 3, 3, 3, 3)
-"""Of these moments: whom the first one ends the others do not meet."""
+"""Strikes of a plan: a process ended by the first one does not meet the others."""
 BETWEEN = ("evaluate", "once", "sum")
 EVERY = ("1 updates", "2 updates", "5 updates", "1 epoch", "5min")
 MOST_STRIKES = 6
 MOST_LINES = 4_000
-"""An epoch: a worker comes to about as many."""
+"""Lines of an epoch: about as many as a worker executes."""
 START_S, EPOCH_S, END_S, SOON_S = 4.0, 0.2, 0.6, 0.05
-"""How long the first lines, an epoch, the launcher's last lines and all else take, at most."""
+"""Maximum duration of the first lines, an epoch, the launcher's last lines, and all else."""
 MOST_DAWDLE = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """A signal to one process of a run, at a line of its own or so long after a cue.
+    """A signal to one process of a run, at one of its lines or some time after a cue.
 
     Attributes:
         target: ``worker 2``, ``launcher``, ``forkserver`` or ``writer``.
         signal: its name.
         moment: one of `MOMENTS`, or ``a line``; for tables.
-        cue: what has to have happened: ``start``, ``checkpoint`` or a place in the script.
+        cue: what must happen first: ``start``, ``checkpoint`` or a place in the script.
         witness: the worker whose cue it is.
         line: of the worker itself, counted in each of its lives from 1; 0: the cue says when.
     """
@@ -60,14 +60,14 @@ class Strike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One run and what happens to it.
+    """One run and its strikes.
 
     Attributes:
         pause_s: what a step sleeps.
-        between: what the script does between epochs.
+        between: the action of the script between epochs.
         every: as ``--checkpoint-every``.
         loaders: worker processes of the script's loader.
-        dawdle: how likely a worker sleeps for some milliseconds at a line.
+        dawdle: probability that a worker sleeps for some milliseconds at a line.
     """
 
     seed: int
@@ -86,7 +86,7 @@ class Plan:
     strikes: tuple[Strike, ...] = ()
 
     def write(self) -> str:
-        """As one argument of the script."""
+        """The plan as one argument of the script."""
         return json.dumps(asdict(self))
 
     @classmethod

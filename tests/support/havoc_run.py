@@ -1,12 +1,12 @@
-"""A plan is carried out: the command in a process of its own, struck; and called again to its end.
+"""Carry out a plan: run the command in its own process, strike it, and resume it to its end.
 
     launch -> strikes -> its end ---- exit 0 ---------------------------> Outcome
                             `---- else --> launch with --resume auto -----^
 
-A run is called once more where the faults have ended it, without faults. A launcher that was
-stopped is let go on after a while, as nobody else could. What a run leaves behind is looked for
-three seconds long: processes by their environment, files in a temporary folder of its own. This
-module must not know what is right.
+A run that was ended by its faults is launched again without faults. A stopped launcher is continued
+after a while, since nothing else would do so. Remains of a run are searched for three seconds:
+processes by their environment, files in a temporary folder of its own. This module must not know
+what is right.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ from havoc_plan import Plan, Strike
 SCRIPT = Path(__file__).parent / "counted.py"
 LIMIT_S, LEAVE_S, STOPPED_S, LOOK_S = 60.0, 3.0, 1.5, 0.003
 CALM = "HAVOC_IS_OVER"
-"""In the environment of who shall strike itself no more."""
+"""Environment variable of processes that shall no longer strike themselves."""
 WAIT_S, AWAITED = 15.0, "nobody is left to go on without it"
-"""A run that says so after a while would wait for ever for who is stopped: it is told to end."""
+"""After reporting this, a run would wait forever for a stopped process, so it is told to end."""
 _MODULES = {
     "forkserver": b"paceline.engines.local.forkserver",
     "writer": b"paceline.checkpoints.writer",
@@ -44,7 +44,7 @@ class Launch:
         code: its exit code; None: it did not end within the limit.
         screen: what it printed.
         asked_s: from the first TERM or INT that it heard to its end; 0: it heard none.
-        left: what was there three seconds after its end.
+        left: remains three seconds after its end.
     """
 
     code: int | None
@@ -56,12 +56,12 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a plan.
+    """The outcome of a plan.
 
     Attributes:
         run: the run's folder.
-        struck: the number of each strike that happened, and where it met its target.
-        finals: the weights of each worker that came to the end of its script, in the last launch.
+        struck: the number of each strike that happened, and where it hit.
+        finals: the weights of each worker that finished its script in the last launch.
         unfinished: checkpoints that were being written when the first launch ended.
     """
 
@@ -73,7 +73,7 @@ class Outcome:
 
 
 def carry_out(plan: Plan, folder: Path, limit_s: float = LIMIT_S) -> Outcome:
-    """Do it."""
+    """Carry out the plan."""
     launches = [_launch(plan, folder, plan.strikes, limit_s)]
     unfinished = len(list((folder / "run" / "checkpoints").glob(".new-*")))
     if launches[0].code not in (0, None):
@@ -93,7 +93,7 @@ def carry_out(plan: Plan, folder: Path, limit_s: float = LIMIT_S) -> Outcome:
 
 
 def command(plan: Plan, folder: Path, *, resumes: bool) -> list[str]:
-    """The call of a plan."""
+    """The command line of a plan."""
     return [
         sys.executable, "-m", "paceline", "launch", "--workers", str(plan.workers),
         "--protocol", plan.protocol, "--path", plan.path, "--device", "cpu", "--threads", "1",
@@ -107,8 +107,8 @@ def _launch(plan: Plan, folder: Path, strikes: tuple[Strike, ...], limit_s: floa
     resumes = not strikes
     name = "resumed" if resumes else "struck"
     own, scratch = folder / f"cwd-{name}", Path(tempfile.mkdtemp(prefix="havoc-"))
-    own.mkdir()  # the other has a short name: loaders' workers put sockets into it
-    caches = folder / "caches"  # torch's own, for all runs of a user
+    own.mkdir()  # this folder needs a short name: loader workers create sockets in it
+    caches = folder / "caches"  # torch's own cache, shared by all runs of a user
     environment = {
         **os.environ, "TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": str(caches),
         "PYTHONFAULTHANDLER": "1", **({CALM: "1"} if resumes else {}),
@@ -140,7 +140,7 @@ def _launch(plan: Plan, folder: Path, strikes: tuple[Strike, ...], limit_s: floa
 
 
 def _hear_hup() -> None:
-    """Also where tests run under nohup, which a run would leave as it is."""
+    """Restore the handler of SIGHUP, which a run under nohup would inherit ignored."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
@@ -148,10 +148,10 @@ def _hear_hup() -> None:
 
 
 class Striker:
-    """Strikes by cues, from outside.
+    """Carries out the strikes by cue, from outside.
 
     Attributes:
-        asked_at_s: when the launcher has heard TERM or INT for the first time.
+        asked_at_s: time of the first TERM or INT to the launcher.
     """
 
     def __init__(self, strikes: tuple[Strike, ...], folder: Path, launcher: int) -> None:
@@ -164,7 +164,7 @@ class Striker:
         self.asked_at_s = float("inf")
 
     def look(self) -> None:
-        """Strike who is due."""
+        """Carry out the strikes that are due."""
         now_s = time.monotonic()
         if self._goes_on_s and now_s >= self._goes_on_s:
             self._goes_on_s = 0.0
@@ -189,7 +189,7 @@ class Striker:
     def _note(self, name: str, now_s: float) -> None:
         if name == "STOP":
             self._goes_on_s = now_s + STOPPED_S
-        if name in _TO_END:  # a stopped process hears it when it goes on
+        if name in _TO_END:  # a stopped process gets it when continued
             self.asked_at_s = min(self.asked_at_s, max(now_s, self._goes_on_s))
 
     def _is_cued(self, one: Strike) -> bool:
@@ -198,7 +198,7 @@ class Striker:
         return one.cue == "start" or (self._folder / f"cue-{one.witness}-{one.cue}").exists()
 
     def _find(self, one: Strike) -> int:
-        """The target's process now; 0: it is not there (yet, or any more)."""
+        """The current process of the target; 0: there is none (yet, or any more)."""
         if one.kind == "launcher":
             return self._launcher
         if one.kind == "worker":
@@ -220,11 +220,11 @@ class Striker:
         return False
 
 
-# -- what is left ---------------------------------------------------------------------------------
+# -- remains --------------------------------------------------------------------------------------
 
 
 def left_behind(scratch: Path, *own: Path) -> tuple[str, ...]:
-    """Processes of a run, its temporary files, and what it wrote where it was called.
+    """Processes of a run, its temporary files, and files it wrote to the current folder.
 
     Processes are known by the temporary folder in their environment, whoever their parent is now;
     memory and sockets without a name are gone with them, and sockets with one are files.
@@ -258,12 +258,12 @@ def _is_a_try(path: Path) -> bool:
 
 def _alive(scratch: Path) -> list[int]:
     """Processes whose temporary folder it is; what is over, and only not reaped, has none."""
-    mark, found = f"TMPDIR={scratch}\0".encode(), []
+    mark, pids = f"TMPDIR={scratch}\0".encode(), []
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark in (place / "environ").read_bytes():
-                found.append(int(place.name))
-    return found
+                pids.append(int(place.name))
+    return pids
 
 
 def _parent(pid: int) -> int:
@@ -273,7 +273,7 @@ def _parent(pid: int) -> int:
 
 
 def _say_where(process: "subprocess.Popen[bytes]", scratch: Path) -> None:
-    """Workers and launcher of a run that hangs write where they stand; it ends."""
+    """Let workers and launcher of a hanging run write their stacks, then end it."""
     pids = _alive(scratch)
     workers = [pid for pid in pids if _parent(pid) in pids and _parent(pid) != process.pid]
     for pid in workers:

@@ -1,4 +1,4 @@
-"""What is wrong with a run that was struck; nothing where all is as it should be.
+"""The complaints about a run that was struck; none if all is right.
 
     no hang      it ends within a limit, and ten seconds after the first TERM or Ctrl-C
     in words     no traceback; what ended it can end a run, and is said
@@ -30,16 +30,16 @@ CLOSE = 1e-9
 MOST_ASKED_S = 10.0
 _TRACEBACK = re.compile(r"Traceback \(|Exception ignored|Fatal Python error: (?!Segm)|Error in sys")
 _FOR_GOOD = ("KILL", "SEGV", "HUP", "TERM", "INT")
-"""What may end a launcher."""
+"""Allowed ends of a launcher."""
 _DEADLY = ("KILL", "SEGV", "STOP")
-"""What may end all others; the rest they leave to the launcher."""
+"""Allowed ends of other processes; the rest is reported by the launcher."""
 _WORDS = ("it is not restarted", "after the last update")
-"""Of what may end a run with ``--respawn``: a death for ever, or one at the end of its script."""
+"""Of these, allowed with ``--respawn``: a permanent death, or one at the end of a script."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One plan, what came of it, and what is wrong with that; ``complaints`` by kind."""
+    """One plan, its outcome, and the ``complaints`` about it by kind."""
 
     plan: Plan
     outcome: Outcome
@@ -47,40 +47,40 @@ class Trial:
 
 
 def trial(plan: Plan, folder: Path) -> Trial:
-    """A plan from its launch to its complaints."""
+    """Run a plan and judge it."""
     outcome = carry_out(plan, folder)
     return Trial(plan=plan, outcome=outcome, complaints=judge(plan, outcome))
 
 
 def judge(plan: Plan, outcome: Outcome) -> dict[str, list[str]]:
-    """What is wrong, by kind: one of `KINDS`."""
-    found: dict[str, list[str]] = {}
+    """The complaints by kind, one of `KINDS`."""
+    complaints: dict[str, list[str]] = {}
     struck = [one for i, one in enumerate(plan.strikes) if i in outcome.struck]
     for number, launch in enumerate(outcome.launches):
         for kind, complaint in _of_launch(plan, launch, struck if number == 0 else []):
-            found.setdefault(kind, []).append(f"launch {number}: {complaint}")
+            complaints.setdefault(kind, []).append(f"launch {number}: {complaint}")
     if outcome.launches[-1].code == 0:
         for kind, complaint in _of_samples(plan, outcome):
-            found.setdefault(kind, []).append(complaint)
-    return found
+            complaints.setdefault(kind, []).append(complaint)
+    return complaints
 
 
 def _of_launch(plan: Plan, launch: Launch, struck: list[Strike]) -> list[tuple[str, str]]:
-    found = []
+    complaints = []
     if launch.code is None:
-        found.append(("hang", f"it did not end within {launch.took_s:.0f} s"))
+        complaints.append(("hang", f"it did not end within {launch.took_s:.0f} s"))
     if launch.asked_s > MOST_ASKED_S:
-        found.append(("hang", f"it ended {launch.asked_s:.1f} s after TERM or INT"))
+        complaints.append(("hang", f"it ended {launch.asked_s:.1f} s after TERM or INT"))
     if match := _TRACEBACK.search(launch.screen):
-        found.append(("traceback", launch.screen[match.start() :][:2000]))
+        complaints.append(("traceback", launch.screen[match.start() :][:2000]))
     if launch.code not in (0, None) and (wrong := _of_end(plan, launch, struck)):
-        found.append(("words", wrong))
-    found += [("left", one) for one in launch.left]
-    return found
+        complaints.append(("words", wrong))
+    complaints += [("left", one) for one in launch.left]
+    return complaints
 
 
 def _of_end(plan: Plan, launch: Launch, struck: list[Strike]) -> str:
-    """What is wrong with an end before the run's own."""
+    """The complaints about an early end of the run."""
     code = launch.code
     assert code is not None
     told = {one.signal for one in struck if one.target == "launcher"}
@@ -94,7 +94,7 @@ def _of_end(plan: Plan, launch: Launch, struck: list[Strike]) -> str:
         return f"exit {code}: {launch.screen[-500:]}"
     hit = [one for one in struck if one.signal in _DEADLY and one.kind in ("worker", "forkserver")]
     words = _WORDS if plan.respawn else ("",)
-    if not hit or not any(one in launch.screen for one in words):
+    if not hit or not any(word in launch.screen for word in words):
         return f"it need not have ended: {launch.screen[-800:]}"
     return ""
 
@@ -104,19 +104,19 @@ def _of_samples(plan: Plan, outcome: Outcome) -> list[tuple[str, str]]:
         run = Run(folder=outcome.run, summary=summarize(outcome.run))
     except ConfigError as error:
         return [("words", str(error))]
-    found = []
+    complaints = []
     used = run.used()
     for epoch in range(max(plan.epochs, len(used))):
         here = used[epoch] if epoch < len(used) else Counter()
         wanted = set(range(plan.samples)) if epoch < plan.epochs else set()
         if lost := [one for one in wanted if not here[one]]:
-            found.append(("lost", f"epoch {epoch}: samples {lost}"))
+            complaints.append(("lost", f"epoch {epoch}: samples {lost}"))
         if doubled := [one for one, times in here.items() if times > (one in wanted)]:
-            found.append(("doubled", f"epoch {epoch}: samples {doubled}"))
-    alive = _pids(run)  # others came to their end before the run began again
+            complaints.append(("doubled", f"epoch {epoch}: samples {doubled}"))
+    alive = _pids(run)  # others ended before the run was launched again
     finals = [one for one in outcome.finals if int(one.stem.rpartition("-")[2]) in alive]
     if not finals:
-        found.append(("lost", "no worker came to the end of its script"))
+        complaints.append(("lost", "no worker came to the end of its script"))
     wanted_weights = expected(run, plan.samples)
     for final in finals:
         off = (torch.load(final)["weight"] - wanted_weights).abs()
@@ -126,23 +126,23 @@ def _of_samples(plan: Plan, outcome: Outcome) -> list[tuple[str, str]]:
                 f"{final.name}: {len(places)} weights are not what the updates make, from "
                 f"{places[0]} to {places[-1]}, by up to {float(off.max()):.4g}"
             )
-            found.append(("weights", text))
-    return found
+            complaints.append(("weights", text))
+    return complaints
 
 
 def _pids(run: Run) -> set[int]:
-    """Of the workers since the run began, or was last gone on with."""
+    """Process numbers of the workers since the start or last resume of the run."""
     pids: set[int] = set()
-    for one in run.records:
-        if isinstance(one, Resumed):
+    for record in run.records:
+        if isinstance(record, Resumed):
             pids.clear()
-        elif isinstance(one, Heard) and one.pid is not None:
-            pids.add(one.pid)
+        elif isinstance(record, Heard) and record.pid is not None:
+            pids.add(record.pid)
     return pids
 
 
 def expected(run: Run, num_samples: int) -> torch.Tensor:
-    """The weights that the updates of the trace make."""
+    """The weights that follow from the updates of the trace."""
     weights = torch.zeros(num_samples, dtype=torch.float64)
     orders = run.every_order()
     leases = leases_of(orders)

@@ -1,6 +1,6 @@
-"""Loops that do not step once on every batch, each one text: ``python leasing.py CASE FOLDER``.
+"""Loops that do not step exactly once per batch: ``python leasing.py CASE FOLDER``.
 
-The plain way is the same text with ``loops.Plain`` for ``pace``. Batches come in order.
+The plain loop is the same code with ``loops.Plain`` for ``pace``. Batches come in order.
 """
 
 import functools
@@ -19,7 +19,7 @@ Loop = Callable[[Any, nn.Module, Any, Any], None]
 
 
 def training(pace: Any, loop: Loop, epochs: int = EPOCHS) -> Results:
-    """A model that is trained with this loop, and what came of it."""
+    """Train a model with this loop; return the results."""
     model = make_model()
     optimizer = grouped(model.parameters(), 0.3)
     model, optimizer, loader = pace.prepare(model, optimizer, make_loader())
@@ -29,7 +29,7 @@ def training(pace: Any, loop: Loop, epochs: int = EPOCHS) -> Results:
 
 
 def filtering(pace: Any, model: nn.Module, optimizer: Any, loader: Any) -> None:
-    """Every third batch meets no block; the one after it leaves its block by ``continue``."""
+    """Every third batch has no block; the one after it leaves its block by ``continue``."""
     for number, (inputs, targets) in enumerate(loader):
         if number % 3 == 1:
             continue
@@ -42,7 +42,7 @@ def filtering(pace: Any, model: nn.Module, optimizer: Any, loader: Any) -> None:
 
 
 def breaking(pace: Any, model: nn.Module, optimizer: Any, loader: Any) -> None:
-    """After three batches the loop is left."""
+    """Leave the loop after three batches."""
     for number, (inputs, targets) in enumerate(loader):
         if number == 3:
             break
@@ -84,7 +84,7 @@ def nesting(pace: Any, model: nn.Module, optimizer: Any, loader: Any) -> None:
 
 
 def stepping_outside(pace: Any, model: nn.Module, optimizer: Any, loader: Any) -> None:
-    """Accumulation whose step stands behind the block."""
+    """Accumulation whose step is after the block."""
     for number, (inputs, targets) in enumerate(loader):
         with pace.step():
             (loss_of(model(inputs), targets) / 2).backward()
@@ -94,7 +94,7 @@ def stepping_outside(pace: Any, model: nn.Module, optimizer: Any, loader: Any) -
 
 
 def caught(pace: Any, model: nn.Module, optimizer: Any, loader: Any) -> None:
-    """An exception of the script's own leaves a block, is caught, and the batch is skipped."""
+    """An exception of the script leaves a block and is caught; the batch is skipped."""
     for number, (inputs, targets) in enumerate(loader):
         try:
             with pace.step():
@@ -130,7 +130,7 @@ def accumulating_nothing(pace: Any, model: nn.Module, optimizer: Any, loader: An
 
 
 def caught_behind_the_loop(pace: Any, model: nn.Module, optimizer: Any, loader: Any) -> None:
-    """An exception of the script's own leaves a block and the loop, and is caught behind it."""
+    """An exception of the script leaves a block and the loop, and is caught after it."""
     try:
         for number, (inputs, targets) in enumerate(loader):
             with pace.step():
@@ -182,7 +182,7 @@ def stepping_once_twice(pace: Any, model: nn.Module, optimizer: Any, loader: Any
 
 
 def weighing(pace: Any) -> Results:
-    """Each batch is weighted by something else than its samples."""
+    """Each batch has a weight other than its number of samples."""
     model = make_model()
     optimizer = grouped(model.parameters(), 0.3)
     model, optimizer, loader = pace.prepare(model, optimizer, make_loader())
@@ -201,7 +201,7 @@ def weighing(pace: Any) -> Results:
 
 
 def looping_by_hand(pace: Any) -> Results:
-    """``next`` on an iterator that is begun again, for a number of steps and not of epochs."""
+    """``next`` on a restarted iterator, for a number of steps instead of epochs."""
     model = make_model()
     optimizer = grouped(model.parameters(), 0.3)
     model, optimizer, loader = pace.prepare(model, optimizer, make_loader())

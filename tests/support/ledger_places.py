@@ -1,4 +1,4 @@
-"""Where each lease of a ledger is: what its books say, read from outside and believed by nobody.
+"""The place of each lease of a ledger, read from outside for checks.
 
     free    reserved    held    gathered    riding    retired    dropped    unused
 
@@ -13,7 +13,7 @@ from paceline.events import Lease
 
 
 class LedgerPlace(enum.Enum):
-    """Where a lease can be."""
+    """The possible places of a lease."""
 
     FREE = "free"
     RESERVED = "reserved"
@@ -27,7 +27,7 @@ class LedgerPlace(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whereabouts:
-    """What became of a lease: its place, who has it, and the update that used it."""
+    """The state of a lease: its place, its holder, and the update that used it."""
 
     place: LedgerPlace
     members: tuple[int, ...] = ()
@@ -35,7 +35,7 @@ class Whereabouts:
 
 
 def whereabouts(ledger: Ledger, lease: Lease) -> Whereabouts:
-    """What became of a lease of this epoch."""
+    """The state of a lease of this epoch."""
     index = ledger._cuts.index(lease.id)
     fate = ledger._fate[index] if index < len(ledger._fate) else _NOT_YET
     if fate in (_IS_DROPPED, _IS_UNUSED):
@@ -60,8 +60,8 @@ def whereabouts(ledger: Ledger, lease: Lease) -> Whereabouts:
 
 
 def counts(ledger: Ledger) -> dict[LedgerPlace, int]:
-    """How many leases of those cut so far are in each place."""
-    found = dict.fromkeys(LedgerPlace, 0)
+    """The number of leases in each place."""
+    counts_by_place = dict.fromkeys(LedgerPlace, 0)
     for lease in ledger._cuts.leases:
-        found[whereabouts(ledger, lease).place] += 1
-    return found
+        counts_by_place[whereabouts(ledger, lease).place] += 1
+    return counts_by_place

@@ -1,9 +1,9 @@
-"""Loops of a user's own, run by Paceline as a script and plainly by the tests.
+"""Loops of users, run by Paceline as a script and plainly by the tests.
 
     python loops.py CASE FOLDER       one worker's part of a run; results go to FOLDER/CASE-N.pt
 
-The plain way has a stand-in for ``pace`` that does nothing, so that the loop is one text and only
-what Paceline does differs. Sequential order, so that batches are the same.
+The plain run has a stand-in for ``pace`` that does nothing, so that the code is shared and only
+Paceline's work differs. Sequential order, so that batches are the same.
 
 Longer than a file should be: one loop after the other, each to be read by itself.
 """
@@ -30,7 +30,7 @@ CLIPPED_NORM = 0.45
 
 
 class Plain:
-    """What ``pace`` is without Paceline: one process, nothing shared."""
+    """A stand-in for ``pace`` without Paceline: one process, nothing shared."""
 
     worker = 0
     is_main = True
@@ -80,7 +80,7 @@ def gather(model: nn.Module, optimizer: Optimizer) -> Results:
 def one_epoch(
     pace: Any, model: nn.Module, optimizer: Optimizer, loader: Any, after: Any = lambda: None
 ) -> None:
-    """The loop of the README; ``after`` each step something else."""
+    """The loop of the README, with ``after`` called after each step."""
     for inputs, targets in loader:
         with pace.step():
             optimizer.zero_grad()
@@ -99,7 +99,7 @@ def with_optimizer(pace: Any, make: Any, learning_rate: float = 0.05) -> Results
 
 
 class Centred(Optimizer):
-    """A rule of the user's own that needs whole tensors: the step is centred in each of them."""
+    """A custom optimizer that needs whole tensors: the step is centred in each of them."""
 
     def __init__(self, params: Any, lr: float, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
@@ -192,7 +192,7 @@ def with_scaler(pace: Any) -> Results:
 
 
 def accumulating(pace: Any, *, drops_rest: bool) -> Results:
-    """Two mini-batches a push; at the epoch's end one is left over, and rides on or is dropped."""
+    """Two mini-batches per push; an epoch's last one is left over, and rides on or is dropped."""
     model = make_model()
     optimizer = grouped(model.parameters(), 0.3)
     model, optimizer, loader = pace.prepare(model, optimizer, make_loader())
@@ -222,7 +222,7 @@ def with_compiled_model(pace: Any, backend: str = "eager") -> Results:
 
 
 class Numbered(torch.utils.data.Dataset[Any]):
-    """Samples that tell their index; no ``__getitems__``."""
+    """Samples that contain their index; no ``__getitems__``."""
 
     def __init__(self) -> None:
         self.samples = samples().train
@@ -235,7 +235,7 @@ class Numbered(torch.utils.data.Dataset[Any]):
 
 
 def recording(pace: Any, **options: Any) -> Results:
-    """Plain training that remembers which samples each step was given."""
+    """Plain training that records which samples each step got."""
     model = make_model()
     optimizer = grouped(model.parameters(), 0.3)
     if "batch_sampler" not in options:
@@ -255,7 +255,7 @@ def recording(pace: Any, **options: Any) -> Results:
 
 
 class UnevenBatches:
-    """Batches of the user's own: of 5, 10, 15, ... samples, from the back."""
+    """Custom batches: of 5, 10, 15, ... samples, from the end."""
 
     def __iter__(self) -> Iterator[list[int]]:
         order = list(range(NUM_SAMPLES))[::-1]
@@ -288,7 +288,7 @@ def skipping(pace: Any) -> Results:
 
 
 def summing(pace: Any) -> Results:
-    """``pace.sum`` over all workers, and who is the main one."""
+    """``pace.sum`` over all workers, and which is the main one."""
     model = make_model()
     optimizer = grouped(model.parameters(), 0.3)
     model, optimizer, loader = pace.prepare(model, optimizer, make_loader())
@@ -329,7 +329,7 @@ def stopping(pace: Any) -> Results:
 
 
 def stopped_plainly(num_updates: int) -> Results:
-    """The model after so many updates."""
+    """The model after this number of updates."""
     model = make_model()
     optimizer = grouped(model.parameters(), 0.3)
     loader = make_loader()

@@ -1,4 +1,4 @@
-"""Recorded machines: files, outputs and variables that a MachineSource reads as a real one's."""
+"""Recorded machines: files, outputs and variables read through a MachineSource."""
 
 import json
 from collections.abc import Mapping
@@ -66,7 +66,7 @@ class Recorded(MachineSource):
 
 
 def gpu_row(**changed: str) -> str:
-    """What nvidia-smi says of one device."""
+    """The row of nvidia-smi for one device."""
     row = {
         "index": "0", "uuid": UUID, "name": "NVIDIA A100-SXM4-40GB", "total": "40960",
         "used": "4", "utilization": "0", "driver": "570.86.15", "generation": "4",
@@ -89,16 +89,16 @@ BAD = {**GOOD, "available": False, "computes": False, "count": 0, "names": [], "
 
 
 def torch_says(**changed: Any) -> str:
-    """What torch answers, which may begin with words of its own."""
+    """The answer of torch, which may begin with other output."""
     return "a warning of a library\n" + json.dumps({**BAD, **changed})
 
 
 def built(version: str = "2.13.0+cu128", **kinds: str) -> dict[str, str]:
-    """A torch that is installed."""
-    wanted = {"cuda": "12.8", "hip": "", "xpu": "", **kinds}
+    """An installed torch."""
+    versions = {"cuda": "12.8", "hip": "", "xpu": "", **kinds}
     text = f"__version__ = '{version}'\n" + "".join(
         f"{name}: Optional[str] = {value!r}\n" if value else f"{name}: Optional[str] = None\n"
-        for name, value in wanted.items()
+        for name, value in versions.items()
     )
     return {"torch": version.partition("+")[0], "torch.built": text}
 
@@ -126,7 +126,7 @@ HOST = {
     "/dev/nvidia0": "", "/dev/nvidiactl": "", "/dev/nvidia-uvm": "",
     **pci(*A100, "nvidia"),
 }  # fmt: skip
-"""A machine with one device of NVIDIA's and all that it needs."""
+"""A machine with one NVIDIA device and all it needs."""
 SAID = {
     "nvidia-smi": SUMMARY.format(cuda="12.8"), "nvidia-smi --query-gpu": gpu_row(),
     "nvidia-smi --query-compute-apps": "", "ldconfig -p": "libcuda.so.1 => /lib/libcuda.so.1",

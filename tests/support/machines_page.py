@@ -35,7 +35,7 @@ class Part:
 
 def blocks(page: str) -> list[dict[str, Part]]:
     """Those that have a prompt, in their order."""
-    found = []
+    results = []
     for text in re.split(r"\n(?! {4})", page):
         lines = [line[4:] for line in text.splitlines() if line.startswith("    ")]
         if not any(_PROMPT.match(line) for line in lines):
@@ -47,8 +47,8 @@ def blocks(page: str) -> list[dict[str, Part]]:
                 last.commands.append(prompt[2])
             elif line.strip():
                 last.expected.append(line.strip())
-        found.append(parts)
-    return found
+        results.append(parts)
+    return results
 
 
 def begin(
@@ -58,7 +58,7 @@ def begin(
     if not part.commands:
         return None
     script = "\n".join([f"mount --bind {folder / 'mnt'} /mnt", *exports, *part.commands])
-    exports += [one for one in part.commands if one.startswith(("export ", "unset "))]
+    exports += [command for command in part.commands if command.startswith(("export ", "unset "))]
     return subprocess.Popen(
         [name, "bash", "-c", script], cwd=folder / name, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -90,14 +90,14 @@ def main() -> None:
         for name, process in begun.items():
             if process is None:
                 continue
-            said, _ = process.communicate(timeout=_WITHIN_S)
+            output, _ = process.communicate(timeout=_WITHIN_S)
             part = block[name]
-            print(f"{name}$ {'; '.join(part.commands)}\n{said}", flush=True)
-            lost = missing(part.expected, said.splitlines())
+            print(f"{name}$ {'; '.join(part.commands)}\n{output}", flush=True)
+            lost = missing(part.expected, output.splitlines())
             if lost is not None:
                 sys.exit(f"{name} did not say: {lost}")
-            fails = any(one.expected and one.expected[-1].startswith("error:")
-                        for one in block.values())  # fmt: skip
+            fails = any(value.expected and value.expected[-1].startswith("error:")
+                        for value in block.values())  # fmt: skip
             if (process.returncode != 0) != fails:
                 sys.exit(f"{name} ended with {process.returncode}")
 

@@ -1,4 +1,4 @@
-"""What happens to a run in this process while it goes on, by a thread beside it."""
+"""Actions on a run in this process while it runs, from another thread."""
 
 import os
 import signal
@@ -10,9 +10,9 @@ from pathlib import Path
 
 @contextmanager
 def meanwhile(do: Callable[[], None], *files: Path) -> Iterator[None]:
-    """Inside, ``do`` is called once as soon as there are these files, which a run in it makes.
+    """Inside, ``do`` is called once as soon as these files, made by a run, exist.
 
-    Where it fails the run is stopped, and the error is raised here.
+    If it fails, the run is stopped and the error is raised here.
     """
     is_over = threading.Event()
     failed: list[Exception] = []
@@ -45,5 +45,5 @@ def stop() -> None:
 
 
 def stopped_at(file: Path) -> AbstractContextManager[None]:
-    """Inside, a run is told to stop as soon as there is this file, which it makes."""
+    """Inside, a run is told to stop as soon as this file, which it makes, exists."""
     return meanwhile(stop, file)

@@ -55,7 +55,7 @@ def mixed(pace: Any, overflows: Overflows, as_float: bool = False) -> Results:
 
 
 def plainly(overflows: Overflows) -> Results:
-    """The same by hand; a skipped update is not counted by the scheduler."""
+    """The same by hand; the scheduler does not count a skipped update."""
     model = make_model()
     optimizer = grouped(model.parameters(), LEARNING_RATE)
     scheduler, scaler = ExponentialLR(optimizer, GAMMA), GradScaler("cpu")

@@ -29,7 +29,7 @@ def make() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def loss_of(model: nn.Module) -> Tensor:
-    """Of a batch that is drawn now."""
+    """The loss of a newly drawn batch."""
     inputs = torch.rand(4, 3, dtype=torch.float64) + random.random()
     targets = inputs.sum(1, keepdim=True) * numpy.random.rand()
     return nn.functional.mse_loss(model(inputs), targets)

@@ -1,6 +1,6 @@
 """One worker's part of a script of the corpus: ``python one_script.py NAME FOLDER``.
 
-What it noted goes to FOLDER/worker-N.pt, also where it was refused.
+Its notes go to FOLDER/worker-N.pt, even if it was refused.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""The tree that the tests stand in: every process of a test imports the package from there.
+"""The source tree of the tests: every process of a test imports the package from it.
 
-An editable install may be of another tree. It must not know what a test claims.
+An editable install may be of another tree. It must not know what tests assert.
 """
 
 import os

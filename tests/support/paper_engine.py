@@ -1,6 +1,6 @@
-"""An engine on paper: a whole run by a list of small numbers, without process, thread or sleep.
+"""A simulated engine: a whole run from a list of small numbers, without processes or sleeps.
 
-    plan -> which member goes on, which of their messages is heard, when time passes -> Controller
+    plan -> which member continues, which message arrives, when time passes -> Controller
 
 Everything above the engine is the code of a live run, and so are the jobs (core/jobs.py). What
 members share is a ledger: the samples that each version was made of. So at the end every sample can
@@ -56,16 +56,16 @@ from paper_peers import Board, PeerMember
 PATIENCE_S = 0.3
 _ACT_S, _TICK_S = 0.01, 0.1
 _LONGEST_IDLE_S = 60.0
-"""So long nobody can go on before it is a hang: longer than any stop lasts, or a curfew."""
+"""Time without progress that counts as a hang: longer than any stop, or a curfew."""
 _MOST_TURNS = 40_000
 
 
 class Hang(AssertionError):
-    """Somebody waits for what nobody will send."""
+    """A member waits for a message that will never come."""
 
 
 class Fault(NamedTuple):
-    """What happens to the member on a seat when it comes to a place for the ``nth`` time.
+    """The fault of the member on a seat when it reaches a place for the ``nth`` time.
 
     Attributes:
         kind: "kill", "fail" (its script raises), "exit" (it comes to an end of its own), or "stop"
@@ -83,7 +83,7 @@ class Fault(NamedTuple):
 
 @dataclass(slots=True)
 class Seated:
-    """One member, what of it is on its way, and what was done to it."""
+    """One member, its pending messages, and its faults."""
 
     paper: PeerMember
     life: int
@@ -100,7 +100,7 @@ class Seated:
 
 
 class PaperQueue(WriteQueue):
-    """Writes nothing, and holds each checkpoint against the samples of its version.
+    """Writes nothing, and compares each checkpoint to the samples of its version.
 
     Args:
         kept: numbers of those that were handed in.
@@ -126,7 +126,7 @@ class PaperQueue(WriteQueue):
         return [request["files"][RUN]["version"] for request in self.requests]
 
     def used(self, number: int, ledger: Ledger) -> set[tuple[int, int]]:
-        """(epoch, position) of this checkpoint's epoch that it says are used."""
+        """The (epoch, position) pairs this checkpoint lists as used in its epoch."""
         ledger.load(self.requests[number]["files"][COORDINATOR]["ledger"])
         return {
             (lease.epoch, position)
@@ -137,7 +137,7 @@ class PaperQueue(WriteQueue):
 
 
 class PaperStore(StoreView):
-    """The ledger that members on paper share."""
+    """The ledger shared by the simulated members."""
 
     def __init__(self, engine: "PaperEngine") -> None:
         self.memory = PrivateMemory()
@@ -168,7 +168,7 @@ class PaperEngine(Engine, Processes):
 
     Args:
         num_seats: workers.
-        choices: who goes on; after the last one always who waited longest.
+        choices: which member continues; after the last one always the longest waiting.
         faults: what happens to members.
         own: by seat: scripts that are not ``script``.
         asked: numbers of turns at which each of these is called, as a user would.
@@ -216,7 +216,7 @@ class PaperEngine(Engine, Processes):
         self._sum: list[Lease] = []
         self._idle_since_s = 0.0
 
-    # -- what members share ---------------------------------------------------------------------
+    # -- shared by members ----------------------------------------------------------------------
 
     @property
     def version(self) -> int:
@@ -248,12 +248,12 @@ class PaperEngine(Engine, Processes):
     def stand(self, version: int, leases: Sequence[Lease]) -> None:
         """Peers have made this version of these; each of them says so."""
         shares = self.board.shares
-        assert all(one >= version for one in shares.values()), f"version {version} of {shares}"
+        assert all(share >= version for share in shares.values()), f"version {version} of {shares}"
         if version > self.version:
             self.made.append(list(leases))
         assert self.made[version - 1] == list(leases), f"two versions {version}"
 
-    # -- what happens ---------------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------------
 
     def events(self, timeout_s: float) -> Sequence[Event]:
         self.num_turns += 1
@@ -284,7 +284,7 @@ class PaperEngine(Engine, Processes):
         return []
 
     def _choose(self, heard: list[int], ready: list[int]) -> tuple[int, bool]:
-        """Whom to hear (True) or to let go on (False); -1: time passes."""
+        """Whose message to deliver (True) or whom to continue (False); -1: time passes."""
         options = [(number, True) for number in heard] + [(number, False) for number in ready]
         late = [one for one in options if self.now_s - self._ready_since_s(one) > PATIENCE_S]
         choice = next(self._choices, None)
@@ -293,7 +293,7 @@ class PaperEngine(Engine, Processes):
         return (-1, False) if choice % 16 == 15 else options[choice % len(options)]
 
     def _ready_since_s(self, option: tuple[int, bool]) -> float:
-        """Since when it could be done; noted when that is first asked."""
+        """Since when it is ready; recorded at the first query."""
         one = self.members[option[0]]
         if one.ready_since_s < 0:
             one.ready_since_s = self.now_s
@@ -376,7 +376,7 @@ class PaperEngine(Engine, Processes):
         return self.members[member]
 
     def describe(self) -> str:
-        """Where everybody stands, for who looks for the reason of a hang."""
+        """The position of every member, to explain a hang."""
         lines = [f"{self.num_done} jobs done, version {self.version}"]
         for number, one in self.members.items():
             state = "lives" if one.is_alive else "is gone"
@@ -442,5 +442,5 @@ class PaperEngine(Engine, Processes):
         return PaperStore(self)
 
     def close(self) -> None:
-        for one in self.members.values():
-            one.is_alive = False
+        for member in self.members.values():
+            member.is_alive = False

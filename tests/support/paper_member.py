@@ -1,4 +1,4 @@
-"""A member on paper: what a real one says and does to the store, without process or tensor.
+"""A simulated member: the messages and store operations of a real one, without process or tensor.
 
     Describe -> Laid -> [ Arrive -> OpenEpoch -> Grant -> Push ... -> EndEpoch ] -> Rested -> Done
 
@@ -31,12 +31,12 @@ PLACES = (
     "describe", "laid", "arrive", "compute", "pushed", "job", "version", "wait", "copy", "between",
     "rest", "end", "barrier", "leaving", "mend",
 )  # fmt: skip
-"""Where a member can be when something happens to it."""
+"""The places of a member at which a fault can occur."""
 STEP = messages.Clocks(compute_s=0.01)
 
 
 class Turn(NamedTuple):
-    """Where a member stands, and whether it can go on there."""
+    """The place of a member, and whether it can continue there."""
 
     place: str
     is_ready: Callable[[], bool] = lambda: True
@@ -46,42 +46,42 @@ Doing: TypeAlias = Generator[Turn, None, A]
 
 
 class Stopped(Exception):
-    """The run ends in the midst of what a script does."""
+    """The run ends in the middle of a script."""
 
 
 class Superseded(Exception):
-    """The work in flight was called off."""
+    """The work in flight was cancelled."""
 
 
 class PaperStore(Protocol):
-    """What members share: on paper the samples that each version was made of."""
+    """The shared store: here the samples of each version."""
 
     layout: int
     """Stage of what the run begins with."""
 
     @property
     def num_done(self) -> int:
-        """Jobs that are done."""
+        """Number of jobs done."""
 
     @property
     def version(self) -> int:
-        """The newest."""
+        """The newest version."""
 
     def cancelled(self, seat: int) -> int:
-        """The serial below which this seat's work is called off."""
+        """The serial below which this seat's work is cancelled."""
 
     def fill(self, seat: int, leases: Sequence[Lease]) -> None:
-        """The gradient of these leases lies in this seat's slot."""
+        """Put the gradient of these leases into this seat's slot."""
 
     def do(self, job: Job) -> None:
         """Do the next job."""
 
     def pin(self, number: int) -> int:
-        """Copy the newest version for this checkpoint; which one it is."""
+        """Copy the newest version for this checkpoint; return its number."""
 
 
 class Script(NamedTuple):
-    """What the user's script does; all counts are of one member and epoch.
+    """The actions of the user's script; all counts are per member and epoch.
 
     Attributes:
         calls: what follows each epoch: "count", "sum".
@@ -141,11 +141,11 @@ class PaperMember:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can go on."""
+        """Whether it can continue."""
         return self.turn.is_ready()
 
     def go_on(self) -> bool:
-        """Let it do what it does until it next could wait; False: it has come to its end."""
+        """Run it until it could wait again; False: it has ended."""
         self.beats += 1
         try:
             self.turn = next(self._doing)
@@ -157,7 +157,7 @@ class PaperMember:
 
     def _live(self) -> Doing[None]:
         yield Turn("describe")
-        with suppress(Stopped):  # as a real script, which ends in order or is cut short
+        with suppress(Stopped):  # as a real script, which ends normally or is interrupted
             yield from self._run_script()
         yield Turn("end")
         self._send(messages.Done())
@@ -257,7 +257,7 @@ class PaperMember:
         self._send(messages.Arrive(epoch, None, None, "", passes.place))
         while isinstance(message := (yield from self._next()), messages.Adopt):
             pass
-        if isinstance(message, messages.EndEpoch):  # a newcomer that came too late for this epoch
+        if isinstance(message, messages.EndEpoch):  # a new member that came too late for this epoch
             yield from self._end_at(message.version)
         if not isinstance(message, messages.OpenEpoch):
             return False
@@ -293,7 +293,7 @@ class PaperMember:
     def _leave_epoch(self) -> Doing[None]:
         self._send(messages.LeaveEpoch((), False))
         while isinstance(message := (yield from self._next()), Grant):
-            pass  # it was on its way
+            pass  # it was already in transit
         yield from self._end_at(_version_of(message))
 
     def _check(self) -> None:
@@ -315,7 +315,7 @@ class PaperMember:
         self._send(messages.LoopLeft(version))
 
     def _reach(self, stage: int) -> Doing[None]:
-        """What the run begins with: the main one does it, all others wait."""
+        """The start of the run: the main worker does it, all others wait."""
         store = self._store
         while store.layout < stage:
             if self.is_main:
@@ -324,7 +324,7 @@ class PaperMember:
             yield Turn("wait", lambda: store.layout >= stage or bool(self.inbox))
             self._do_jobs()
 
-    # -- what it hears --------------------------------------------------------------------------
+    # -- received messages ----------------------------------------------------------------------
 
     def _next(self) -> Doing[ToMember]:
         """The next message that is not a job; jobs that came before it are done first."""
@@ -409,7 +409,7 @@ class PaperMember:
             return
         job = self._jobs.pop(0)
         if job.job <= self._store.num_done:
-            return  # whoever had it before has done it
+            return  # its previous owner has done it
         self._store.do(job)
         if isinstance(job, messages.Copy):
             self._send(messages.Copied(job.number, self._store.pin(job.number), True, ""))

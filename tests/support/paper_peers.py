@@ -1,4 +1,4 @@
-"""A member on paper that may run between peers: rounds by barriers, and the way out of them.
+"""A simulated member that may run between peers: rounds by barriers, and how to leave them.
 
     show | barrier | update own share | barrier | the next version stands       by nobody's message
     somebody dies, or needs the coordinator: Interrupted -> [ Mend -> Mended ] -> Resume
@@ -18,11 +18,11 @@ from paper_member import STEP, Doing, PaperMember, Stopped, Turn
 
 _NEVER_CANCELLED = 2**62
 _ROWS = 3
-"""Rounds after which the first member tells of them."""
+"""Number of rounds after which the first member reports them."""
 
 
 class Line(NamedTuple):
-    """What a member shows its peers."""
+    """The data a member shows its peers."""
 
     leases: tuple[Lease, ...] = ()
     leaves: bool = False
@@ -30,14 +30,14 @@ class Line(NamedTuple):
 
     @property
     def entry(self) -> Entry:
-        """What the coordinator is told of it."""
+        """The entry reported to the coordinator."""
         size = sum(lease.num_samples for lease in self.leases)
         return Entry(size, 1.0, messages.OK, float(size), *STEP[:3], STEP.input_s)
 
 
 @dataclass(slots=True)
 class Board:
-    """What peers share beside the store; by seat.
+    """Data peers share beside the store, by seat.
 
     Attributes:
         shares: the version that each share is at.
@@ -54,13 +54,13 @@ class Board:
     gone: set[int] = field(default_factory=set)
 
     def late(self, phase: int) -> int:
-        """The first seat that has not come to this barrier; -1: all have."""
+        """The first seat that has not reached this barrier; -1: all have."""
         seats = range(self.num_seats)
         return next((seat for seat in seats if self.arrived.get(seat, 0) < phase), -1)
 
 
 class GivenUp(Exception):
-    """A member is gone, so this barrier is given up."""
+    """A member is gone, so this barrier is abandoned."""
 
 
 class PeerMember(PaperMember):
@@ -76,7 +76,7 @@ class PeerMember(PaperMember):
     def share_with(
         self, board: Board, batches: Batches, stand: Callable[[int, Sequence[Lease]], None]
     ) -> None:
-        """What it needs beside the store."""
+        """Set what it needs beside the store."""
         self._board, self._batches, self._stand = board, batches, stand
         self._newest = 0
 
@@ -130,7 +130,7 @@ class PeerMember(PaperMember):
             yield from self._advance()
 
     def _exchange(self, leases: Sequence[Lease]) -> Doing[bool]:
-        """One round with the peers; False when the way between them was left instead."""
+        """One round with the peers; False if they left the exchange instead."""
         board, phase = self._board, 1
         self._show(leases)
         try:
@@ -165,7 +165,7 @@ class PeerMember(PaperMember):
             raise GivenUp
 
     def _conclude(self, lines: dict[int, Line]) -> None:
-        """The version is there: note what made it."""
+        """The version exists: record its parts."""
         self._round += 1
         self._version += 1
         self._stand(self._version, [one for seat in sorted(lines) for one in lines[seat].leases])
@@ -189,7 +189,7 @@ class PeerMember(PaperMember):
             self._send(messages.Rounds(self._num_told, tuple(self._rows[self._num_told :])))
         self._num_told = len(self._rows)
 
-    # -- the way out ----------------------------------------------------------------------------
+    # -- leaving --------------------------------------------------------------------------------
 
     def _extend(self) -> Doing[Lease | None]:
         if self._by_peers:
@@ -233,7 +233,7 @@ class PeerMember(PaperMember):
     def _report(
         self, mine: Entry | None, entries: tuple[Entry, ...], *, needs_store: bool
     ) -> Doing[None]:
-        """Tell of this member's push and those it saw; wait until all live ones have."""
+        """Report this member's push and those it saw; wait until all live ones have."""
         self._tell_rows()
         self._send(messages.PeersLeft(mine, entries, needs_store))
         while isinstance(message := (yield from self._next()), messages.Mend):
@@ -248,6 +248,6 @@ class PeerMember(PaperMember):
         self._serial, self._by_peers = message.serial, False
 
     def _restore(self, seat: int) -> None:
-        """Put a share back to the version that stands."""
+        """Restore a share to the current version."""
         if self._board.shares.get(seat) == self._version + 1:
             self._board.shares[seat] = self._version

@@ -1,4 +1,4 @@
-"""One run on paper, from its plan to what is wrong with it.
+"""One simulated run, from its plan to its judgement.
 
     ends         it ends, and raises only what a fault makes legal
     each once    each sample of an epoch that ended is in one version; of others in one at most
@@ -42,7 +42,7 @@ from paper_member import Script
 
 
 class Silent:
-    """The main worker's output: there is none on paper."""
+    """The output of the main worker, which a simulation does not have."""
 
     def show(self) -> None:
         return
@@ -53,7 +53,7 @@ class Silent:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One run, with all that happens in it.
+    """One run with all its events.
 
     Attributes:
         own: scripts of seats that do something else than ``script``.
@@ -97,7 +97,7 @@ class Plan:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What came of a plan."""
+    """The outcome of a plan."""
 
     plan: Plan
     engine: PaperEngine
@@ -112,7 +112,7 @@ class Outcome:
 
 
 def specs(num_seats: int) -> list[MemberSpec]:
-    """Of members on paper, which are told nothing."""
+    """Specs of simulated members, which need none."""
     return [
         MemberSpec(
             member=seat, seat=seat, num_seats=num_seats, threads=1, log="", context={},
@@ -123,7 +123,7 @@ def specs(num_seats: int) -> list[MemberSpec]:
 
 
 def carry_out(plan: Plan) -> Outcome:
-    """A plan from its start to its end."""
+    """Run a plan from start to end."""
     engine = make_engine(plan)
     outcome = conduct(plan, engine)
     for leases in engine.made:
@@ -142,7 +142,7 @@ def make_engine(plan: Plan, kind: type[PaperEngine] = PaperEngine) -> PaperEngin
 
 
 def conduct(plan: Plan, engine: PaperEngine) -> Outcome:
-    """What the controller makes of it."""
+    """Let the controller conduct it."""
     queues: list[PaperQueue] = []
     words = StringIO()
 
@@ -174,11 +174,11 @@ def conduct(plan: Plan, engine: PaperEngine) -> Outcome:
     )  # fmt: skip
 
 
-# -- what must be true -----------------------------------------------------------------------------
+# -- contract --------------------------------------------------------------------------------------
 
 
 def judge(outcome: Outcome) -> None:
-    """Raise AssertionError where something of the contract does not hold."""
+    """Raise AssertionError if the contract is violated."""
     judge_end(outcome)
     judge_samples(outcome)
     judge_checkpoints(outcome)
@@ -186,15 +186,15 @@ def judge(outcome: Outcome) -> None:
 
 
 def judge_end(outcome: Outcome) -> None:
-    """It raises only what a fault makes legal, and comes to its end otherwise."""
+    """The run raises only errors that its faults allow, and otherwise ends."""
     engine, error, plan = outcome.engine, outcome.error, outcome.plan
     if error is None:
         counted = {number for number, one in engine.told if isinstance(one, Laid)}
         late = [number for number in counted if engine.members[number].is_alive]
         if "it is ended" in outcome.said and any(one.kind == "stop" for one in engine.happened):
-            late = []  # who stood still until the curfew
+            late = []  # members that stood still until the curfew
         assert all(engine.members[one].paper.turn.place == "end" for one in late), engine.describe()
-        if late or any(one.has_ended for one in engine.members.values()):
+        if late or any(member.has_ended for member in engine.members.values()):
             assert engine.version == outcome.version, "an update that was decided was not made"
         if not (plan.interrupt_at or plan.script.stops_at or plan.updates):
             ended = engine.ended_epochs
@@ -210,9 +210,9 @@ def judge_end(outcome: Outcome) -> None:
         return
     assert isinstance(error, WorkerError | LinkError), repr(error)
     if isinstance(error, LinkError) and any(one.kind == "stop" for one in engine.happened):
-        return  # nobody was left who could have copied the end within the curfew
+        return  # no member was left to copy the end within the curfew
     if outcome.version >= 0 and not isinstance(error, AllGone):
-        assert not any(one.is_alive for one in engine.members.values()), repr(error)
+        assert not any(member.is_alive for member in engine.members.values()), repr(error)
 
 
 def judge_samples(outcome: Outcome) -> None:
@@ -222,15 +222,15 @@ def judge_samples(outcome: Outcome) -> None:
     assert not doubled, f"(epoch, sample) in two versions: {doubled}"
     if outcome.error is not None or plan.script.leaves_at:
         return
-    if not any(one.is_alive or one.has_ended for one in outcome.engine.members.values()):
-        return  # all died after a stop, and what they had is gone with them
+    if not any(member.is_alive or member.has_ended for member in outcome.engine.members.values()):
+        return  # all died after a stop, and their state with them
     for epoch in outcome.engine.ended_epochs:
         lost = [at for at in range(plan.samples) if not used[epoch, at]]
         assert not lost, f"epoch {epoch} ended without samples {lost}"
 
 
 def judge_checkpoints(outcome: Outcome) -> None:
-    """A checkpoint holds the version that it says, and what it says is used in it."""
+    """A checkpoint has the version and the used samples that it states."""
     engine, queue, plan = outcome.engine, outcome.queue, outcome.plan
     if queue is None:
         return

@@ -1,4 +1,4 @@
-"""One rank of a pipeline of torch's own, over the parts of a cut: python pipelined.py RANK N STORE.
+"""One rank of a torch pipeline over the parts of a cut: python pipelined.py RANK N STORE.
 
 It compares the gradients of its part, and the loss, with those of the whole model.
 """
@@ -41,7 +41,7 @@ def main(rank: int, num_parts: int, store: str) -> None:
     loss = loss_of(whole(inputs), targets)
     loss.backward()
     found = dict(part.module.named_parameters())
-    for name in part.shared:  # here all parts have them but those in between
+    for name in part.shared:  # here all parts but the inner ones have them
         dist.all_reduce(found[name].grad)
     wanted = dict(whole.named_parameters())
     for name, one in found.items():

@@ -1,4 +1,4 @@
-"""Folders, files and settings that somebody has prepared: what runs and reports make of them.
+"""Hostile folders, files and settings, and how runs and reports handle them.
 
     python tests/support/planting.py --tries 20 --races 6     one JSON object on standard output
 
@@ -90,7 +90,7 @@ SETTINGS = {
 
 @dataclass(kw_only=True)
 class Result:
-    """What many tries came to."""
+    """The outcome of many tries."""
 
     tries: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -102,7 +102,7 @@ class Result:
 
 
 class Marks:
-    """Whoever unpickles this makes a file."""
+    """Unpickling this makes a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -138,7 +138,7 @@ class Scene:
         return rows
 
 
-# -- what is planted -------------------------------------------------------------------------------
+# -- planting --------------------------------------------------------------------------------------
 
 Plant = Callable[[Scene, Path, random.Random], object]
 
@@ -156,13 +156,13 @@ def _cut(scene: Scene, path: Path, rng: random.Random) -> None:
 
 
 def _grow(scene: Scene, path: Path, rng: random.Random) -> None:
-    """A terabyte of zeros that takes no room, of which a line has no end."""
+    """A sparse terabyte of zeros, a line without end."""
     with (path if path.is_file() else _make(path)).open("ab") as file:
         file.truncate(1 << 40)
 
 
 def _make(path: Path) -> Path:
-    """Room for a file of this name."""
+    """Make room for a file of this name."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
@@ -186,7 +186,7 @@ PLANTS: dict[str, Plant] = {
 
 
 def plant(scene: Scene, verb: str, rng: random.Random) -> tuple[str, Path | None]:
-    """Prepare something for this verb; what, and where."""
+    """Prepare something for this verb; return what and where."""
     if verb == "config" or rng.random() < 0.08:
         name = rng.choice(list(SETTINGS))
         (scene.work / name).write_text(rng.choice(SETTINGS[name]))
@@ -213,7 +213,7 @@ def _make_run_folder(scene: Scene) -> None:
 
 
 def begin(scene: Scene, line: str, said: Path, after: int = -1) -> int:
-    """Fork a process that runs this command; its number. ``after``: when this pipe is closed."""
+    """Fork a process that runs this command; return its pid. ``after``: when this pipe closes."""
     pid = os.fork()
     if pid:
         return pid
@@ -237,7 +237,7 @@ def begin(scene: Scene, line: str, said: Path, after: int = -1) -> int:
 
 
 def finish(pid: int, within_s: float) -> int | None:
-    """Its exit code; None: it had to be killed."""
+    """Return its exit code; None: it had to be killed."""
     end_s = time.monotonic() + within_s
     while time.monotonic() < end_s:
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -250,7 +250,7 @@ def finish(pid: int, within_s: float) -> int | None:
 
 
 def exchange(scene: Scene) -> int:
-    """The second user's process: exchanges the run's folder for the decoys, again and again."""
+    """The second user's process: repeatedly exchanges the run's folder for the decoys."""
     pid = os.fork()
     if pid:
         return pid
@@ -304,7 +304,7 @@ class Tries:
         self.usual_s["auto"] = self.usual_s["train"]
 
     def attempt(self, seed: int, verbs: Sequence[str]) -> None:
-        """One try; what was wrong with it goes to the faults."""
+        """One try; its failures go to the faults."""
         rng, result = random.Random(seed), self._result
         place = self._folder / f"try-{seed}"
         scene, verb = Scene(place), rng.choice(verbs)
@@ -329,14 +329,14 @@ class Tries:
                 os.chown(path if rng.random() < 0.7 else path.parent, NOBODY, NOBODY,
                          follow_symlinks=False)  # fmt: skip
         result.second_user += "second user" in what or is_exchange
-        said = place / "said"
+        output_file = place / "said"
         before_s = time.monotonic()
-        code = finish(begin(scene, VERBS[verb], said), self.usual_s[verb] + SPARE_S)
+        code = finish(begin(scene, VERBS[verb], output_file), self.usual_s[verb] + SPARE_S)
         took_s = time.monotonic() - before_s
         if swapper:
             os.kill(swapper, signal.SIGTERM)
             os.waitpid(swapper, 0)
-        self._judge(f"seed {seed}: {verb}, {what}", scene, code, said)
+        self._judge(f"seed {seed}: {verb}, {what}", scene, code, output_file)
         kind = what.removesuffix(" of a second user")
         result.tries[kind] += 1
         result.refused[kind] += code not in (0, None)
@@ -344,7 +344,7 @@ class Tries:
         shutil.rmtree(place)
 
     def race(self, seed: int) -> None:
-        """Two at once in one folder."""
+        """Two processes at once in one folder."""
         rng, result = random.Random(seed), self._result
         place = self._folder / f"race-{seed}"
         scene = Scene(place)
@@ -361,7 +361,7 @@ class Tries:
             shutil.copytree(self._folder / "whole", scene.work / "run")
         ready, go = os.pipe()
         pids = [begin(scene, line, place / f"said-{i}", ready) for i, line in enumerate(lines)]
-        # Children hold this end, too: a byte each lets them go.
+        # Children hold this end, too: a byte each releases them.
         os.write(go, b"12")
         codes = [finish(pid, 20) for pid in pids]
         os.close(ready)
@@ -398,7 +398,7 @@ class Tries:
 
 
 def run_all(num_tries: int, num_races: int, seed: int, verbs: Sequence[str]) -> Result:
-    """So many tries and races, one after another."""
+    """Run this number of tries and races, one after another."""
     torch.set_num_threads(1)
     result = Result()
     with tempfile.TemporaryDirectory(prefix="hostile-") as folder:

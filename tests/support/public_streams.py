@@ -1,4 +1,4 @@
-"""A loop over a stream of Hugging Face's ``datasets``, or with torchdata's loader.
+"""A loop over a stream of Hugging Face ``datasets``, or with the torchdata loader.
 
     python public_streams.py FOLDER {JSON}        results go to FOLDER/result-N.pt
 
@@ -43,7 +43,7 @@ def collate(samples: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
 
 
 def stream_of(kind: str) -> Any:
-    """Of Hugging Face: "mapped", "shuffled", "batched" (a map of batches) or "interleaved"."""
+    """A stream that is "mapped", "shuffled", "batched" (a map of batches) or "interleaved"."""
     from datasets import IterableDataset, interleave_datasets
 
     def one(shards: list[int]) -> Any:

@@ -1,4 +1,4 @@
-"""What other processes do to a store, in functions that a spawned process can import."""
+"""Actions of other processes on a store, in functions that a spawned process can import."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ def push_ones(store: paceline.KVStore, key: str, num_pushes: int) -> None:
 
 
 def push_until_told(store: paceline.KVStore, key: str, told: Connection) -> None:
-    """Push ones until something comes back; say so after each of the first pushes."""
+    """Push ones until a message arrives; report each of the first pushes."""
     torch.set_num_threads(1)
     ones = torch.ones_like(store.pull(key))
     num_pushes = 0
@@ -42,7 +42,7 @@ def step_adam(store: paceline.KVStore, gradients: list[list[float]]) -> None:
 
 
 def die_at(stop: int) -> None:
-    """From now on this process is killed when it has written elements ``[0, stop)`` of a value."""
+    """From now on this process is killed after writing elements ``[0, stop)`` of a value."""
 
     def write(self: updaters.Sum, change: Change) -> None:
         change.new.view(-1)[:stop].fill_(-1)
@@ -58,7 +58,7 @@ def die_pushing(store: paceline.KVStore, key: str, stop: int) -> None:
 
 
 def die_adding(store: paceline.KVStore) -> None:
-    """Die with the list of keys held, half a key being there."""
+    """Die holding the list of keys, with half a key written."""
     directory = store._entries.directory
     with directory.lock:
         directory.take(64, "half a key")

@@ -1,6 +1,6 @@
 """Scripts under torchrun as tests need them: real ranks over gloo, in a folder of their own.
 
-It must not know what a test claims.
+It must not know what tests assert.
 """
 
 import os
@@ -114,7 +114,7 @@ if mode == "needs batches":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """What came of the processes.
+    """The outcome of the processes.
 
     Attributes:
         said: their output and torchrun's, in one.
@@ -127,7 +127,7 @@ class Ended:
 
     @property
     def errors(self) -> list[str]:
-        """The causes that were told."""
+        """The reported causes."""
         return [line for line in self.said.splitlines() if line.startswith("error: ")]
 
     @property
@@ -136,7 +136,7 @@ class Ended:
 
 
 def environment(folder: Path, settings: Mapping[str, str]) -> dict[str, str]:
-    """Of a rank, with the folder of the run."""
+    """The environment of a rank, with the folder of the run."""
     return {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -168,9 +168,11 @@ def begin(
 
 def end(process: "Forked | Popen[str]", folder: Path, within_s: float = 100.0) -> Ended:
     start = time.monotonic()
-    said, _ = process.communicate(timeout=within_s)
+    output, _ = process.communicate(timeout=within_s)
     assert process.returncode is not None
-    return Ended(folder=folder, code=process.returncode, said=said, took_s=time.monotonic() - start)
+    return Ended(
+        folder=folder, code=process.returncode, said=output, took_s=time.monotonic() - start
+    )
 
 
 def run_ranks(
@@ -190,7 +192,7 @@ def free_port() -> int:
 
 
 def run_alone(folder: Path, ranks: list[dict[str, str]], script: str = SCRIPT) -> list[Ended]:
-    """Processes as srun or mpirun begins them, each with its own variables."""
+    """Processes as srun or mpirun starts them, each with its own variables."""
     (folder / "train.py").write_text(script)
     processes = [
         Forked(
@@ -198,11 +200,11 @@ def run_alone(folder: Path, ranks: list[dict[str, str]], script: str = SCRIPT) -
         )
         for settings in ranks
     ]
-    return [end(one, folder) for one in processes]
+    return [end(process, folder) for process in processes]
 
 
 def run_by_mpirun(folder: Path, num_ranks: int, script: str = SCRIPT, **settings: str) -> Ended:
-    """The same in one: without torchrun's own process, which takes seconds to begin."""
+    """The same in one call: without the process of torchrun, which takes seconds to start."""
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     world = {**settings, **meet, "OMPI_COMM_WORLD_SIZE": str(num_ranks)}
     ended = run_alone(

@@ -1,10 +1,9 @@
-"""What a run must compute, in plain PyTorch: one loop, and the update equation after a trace.
+"""The reference of a run in plain PyTorch: one loop, and the update equation for a trace.
 
     w_{v+1} = optimizer(w_v, sum_i weight_i g(w_{version_i}, samples_i))
 
-The replay takes from the trace who pushed what, from which version and in which order, and
-nothing else; gradients, averages and steps are its own. It must not use sessions, stores or
-engines.
+The replay takes only the pushes, their versions and their order from the trace; gradients,
+averages and steps are its own. It must not use sessions, stores or engines.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ __all__ = ["Order", "State", "average", "differ", "fresh", "plain_loop", "replay
 
 
 def replay(task: Task, records: Sequence[Record]) -> State:
-    """The parameters after the pushes of a trace, each at the version that it was made from."""
+    """The parameters after the pushes of a trace, each computed at its version."""
     model, optimizer = fresh(task)
     versions = [state_of(model)]
     order, leases = Order(task), _leases_of(records)
@@ -44,7 +43,7 @@ def replay(task: Task, records: Sequence[Record]) -> State:
 
 
 def replay_local_sgd(task: Task, records: Sequence[Record], num_workers: int) -> State:
-    """The same where a push is the difference that some steps of one's own have made."""
+    """The same if a push is the difference made by some local steps."""
     model, _ = fresh(task)
     versions = [state_of(model)]
     order, leases = Order(task), _leases_of(records)
@@ -97,4 +96,4 @@ def average(states: Sequence[State], weights: Sequence[float]) -> State:
 
 
 def _leases_of(records: Sequence[Record]) -> dict[tuple[int, int], tuple[Lease, ...]]:
-    return leases_of(one.order for one in records if isinstance(one, Ordered))
+    return leases_of(record.order for record in records if isinstance(record, Ordered))

@@ -1,4 +1,4 @@
-"""Scripts that ask for what cannot be carried, each by its name: ``python refusals.py CASE``."""
+"""Scripts that request unsupported features, by name: ``python refusals.py CASE``."""
 
 import functools
 import sys
@@ -38,7 +38,7 @@ class Endless(torch.utils.data.IterableDataset[Any]):
 
 
 def refused(pace: Any, *, model: Any = None, make: Any = grouped, **options: Any) -> None:
-    """``prepare`` with what cannot be carried."""
+    """Call ``prepare`` with unsupported objects."""
     model = model or make_model()
     optimizer = make(model.parameters(), 0.1)
     dataset = options.pop("dataset", samples().train)

@@ -1,4 +1,4 @@
-"""A trace that a test has edited, with sums that are right: what is wrong with it is the edit."""
+"""A trace edited by a test, with correct checksums, so that only the edit is wrong."""
 
 import re
 
@@ -8,7 +8,7 @@ _END = re.compile(r', ?"sum": ?\d+\}$|\}$')
 
 
 def reseal(text: str) -> str:
-    """The same whole lines; sums that stand there already are replaced."""
+    """The same complete lines with new checksums in place of the old."""
     out, now = "", 0
     for line in text.splitlines():
         one, now = seal(_END.sub("", line), now)

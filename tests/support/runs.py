@@ -1,4 +1,4 @@
-"""Runs as tests need them: quiet, in a folder of their own, and read again from their files."""
+"""Runs for tests: quiet, in a folder of their own, and read back from their files."""
 
 import functools
 import os
@@ -29,7 +29,7 @@ from paceline.workloads.base import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run that is over."""
+    """A finished run."""
 
     folder: Path
     summary: Any
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """The model that the run saved."""
+        """The model saved by the run."""
         return load_file(self.folder / "model.safetensors")
 
     @property
@@ -52,43 +52,43 @@ class Run:
 
     @property
     def pushes(self) -> list[Pushed]:
-        """All pushes that were not late, in the order in which they arrived."""
+        """All pushes that were not late, in order of arrival."""
         late = {one.ticket[:2] for one in self.every_order() if isinstance(one, Late)}
-        facts = [one.fact for one in self.records if isinstance(one, Handed)]
+        facts = [record.fact for record in self.records if isinstance(record, Handed)]
         return [fact for fact in facts if fact.ticket[:2] not in late]
 
     def every_order(self) -> list[Order]:
-        return [one.order for one in self.records if isinstance(one, Ordered)]
+        return [record.order for record in self.records if isinstance(record, Ordered)]
 
     @property
     def orders(self) -> list[Order]:
-        """What the coordinator decided, in order; late pushes decide nothing."""
+        """The decisions of the coordinator, in order; late pushes cause none."""
         return [one for one in self.every_order() if not isinstance(one, Late)]
 
     @property
     def superseded(self) -> list[SupersededRecord]:
-        return [one for one in self.records if isinstance(one, SupersededRecord)]
+        return [record for record in self.records if isinstance(record, SupersededRecord)]
 
     @property
     def notes(self) -> list[str]:
-        return [one.text for one in self.records if isinstance(one, Noted)]
+        return [record.text for record in self.records if isinstance(record, Noted)]
 
     @property
     def left(self) -> list[str]:
-        """How members ended that did not end by themselves."""
+        """The ends of members that did not end by themselves."""
         return [
-            one.reason
-            for one in self.records
-            if isinstance(one, Heard) and one.reason.startswith("killed")
+            record.reason
+            for record in self.records
+            if isinstance(record, Heard) and record.reason.startswith("killed")
         ]
 
     def used(self) -> list[Counter[int]]:
-        """Per epoch, how often each position was used by an update."""
+        """For each epoch, how often each position was used by an update."""
         leases = leases_of(self.every_order())
         rest = {
-            one.fact.ticket[:2]: one.fact.kept + one.fact.unused
-            for one in self.records
-            if isinstance(one, Handed)
+            record.fact.ticket[:2]: record.fact.kept + record.fact.unused
+            for record in self.records
+            if isinstance(record, Handed)
         }
         used: list[Counter[int]] = []
         for order in self.every_order():
@@ -106,23 +106,23 @@ class Run:
 
 
 def leases_of(orders: Iterable[Order]) -> dict[tuple[int, int], tuple[Lease, ...]]:
-    """What was granted for each member and serial; accumulation grants one ticket more often."""
+    """The leases granted for each member and serial; accumulation grants a ticket repeatedly."""
     leases: dict[tuple[int, int], tuple[Lease, ...]] = {}
-    for one in orders:
-        if isinstance(one, Grant):
-            leases[one.ticket[:2]] = (*leases.get(one.ticket[:2], ()), *one.leases)
+    for order in orders:
+        if isinstance(order, Grant):
+            leases[order.ticket[:2]] = (*leases.get(order.ticket[:2], ()), *order.leases)
     return leases
 
 
 def train(task: Task, folder: Path, **settings: Any) -> Run:
-    """Train a task; the run is checked to have left no process behind."""
+    """Train a task and check that no process is left behind."""
     return _launch(TaskProgram(task=task), folder, settings)
 
 
 def run_script(
     script: Path, folder: Path, *args: str, has_ranks: bool = True, **settings: Any
 ) -> Run:
-    """Run a script of its own loop."""
+    """Run a script with its own loop."""
     program = ScriptProgram(path=str(script), args=args, has_ranks=has_ranks)
     return _launch(program, folder, settings)
 
@@ -136,7 +136,7 @@ def _launch(program: Program, folder: Path, settings: dict[str, Any]) -> Run:
 
 
 def named_memory() -> set[str]:
-    """What has a name in shared memory, but torch's own: nothing of ours has one.
+    """Named shared memory except torch's: Paceline has none.
 
     A loader's worker, maybe of a test beside this one, makes a segment under a name for a batch,
     and takes the name away at once; killed between the two it leaves the name.
@@ -146,11 +146,11 @@ def named_memory() -> set[str]:
 
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    """Assert that no process that was begun inside is alive afterwards, but kept fork servers.
+    """Assert that no process started inside is alive afterwards, except kept fork servers.
 
-    One that is on its way out has a moment to be gone.
+    A process that is ending has a moment to do so.
     """
-    before = {one.pid for one in psutil.Process().children(recursive=True)}
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
     after = psutil.Process().children(recursive=True)
     if (spare := client.kept()) is not None:
@@ -167,7 +167,7 @@ def assert_each_sample_once(run: Run, num_samples: int, epochs: int) -> None:
 
 @contextmanager
 def same_arrivals(run: Run, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Inside, an inline run hears pushes in the order of ``run``, from the same versions."""
+    """Inside, an inline run gets pushes in the order of ``run``, from the same versions."""
     tickets = [fact.ticket for fact in run.pushes]
     engine = functools.partial(inline.InlineEngine, arrivals=tickets)
 

@@ -1,4 +1,4 @@
-"""Loops with a GradScaler of the user's own: ``python scaling.py CASE FOLDER``.
+"""Loops with the user's own GradScaler: ``python scaling.py CASE FOLDER``.
 
 Each step's scale after ``scaler.update()`` goes to FOLDER/CASE-N.pt. The plain way is that of
 ``loops.py``. It must not know how anything is run.

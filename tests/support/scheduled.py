@@ -1,8 +1,8 @@
 """Loops with learning-rate schedulers, each in its own rhythm: ``python scheduled.py CASE FOLDER``.
 
-One text for Paceline and, with the stand-in of ``loops``, for plain PyTorch. What a worker came to
-(parameters, rates, the schedulers' states) goes to FOLDER/CASE-N.pt. It must not know how anything
-is run.
+The same code for Paceline and, with the stand-in of ``loops``, for plain PyTorch. The result of a
+worker (parameters, rates, states of schedulers) goes to FOLDER/CASE-N.pt. It must not know how
+anything is run.
 """
 
 import copy
@@ -23,7 +23,7 @@ After = Callable[[Schedulers, int, int, int], None]
 """(schedulers, epoch, number of the batch in the epoch, batches an epoch) after a step."""
 EPOCHS, BATCH_SIZE = 3, 8
 NUM_SAMPLES = {"whole": 80, "uneven": 73}
-"""Ten updates an epoch; the last of 73 samples has one sample: a second worker gets none."""
+"""Ten updates per epoch; the last one has one of 73 samples: a second worker gets none."""
 
 
 def make(num_samples: int) -> tuple[nn.Module, Optimizer, DataLoader[Any]]:
@@ -74,7 +74,7 @@ def train(
 
 
 def scaled(pace: Any, made: Any, after: After, *, looks: bool) -> dict[str, Any]:
-    """With a GradScaler of the script's own; the gradient of every seventh batch is inf.
+    """With the script's own GradScaler; the gradient of every seventh batch is inf.
 
     Args:
         looks: whether the loop leaves its scheduler out after a step that the scaler skipped.
@@ -185,7 +185,7 @@ def one_cycle(optimizer: Optimizer) -> Schedulers:
 
 
 def loading(own: Schedulers, epoch: int, *_: int) -> None:
-    """Between epochs the state of one that is ten steps further is loaded."""
+    """Between epochs the state of a scheduler ten steps ahead is loaded."""
     if epoch == 0:
         _, optimizer, _ = make(8)
         further = lr.CosineAnnealingLR(optimizer, T_max=40)
@@ -200,7 +200,7 @@ def loading_inside(own: Schedulers, epoch: int, index: int, number: int) -> None
 
 
 def loaded(optimizer: Optimizer) -> Schedulers:
-    """With a state that was loaded before it is prepared."""
+    """With a state loaded before ``prepare``."""
     scheduler = lr.CosineAnnealingLR(optimizer, T_max=40)
     scheduler.load_state_dict({**scheduler.state_dict(), "last_epoch": 7, "_step_count": 8})
     return [scheduler]
@@ -236,7 +236,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plateau inside": {"made": plateau, "after": metric},
 }
 EACH = [name for name in CASES if "after" in CASES[name] and CASES[name]["after"] in (each, first)]
-"""Those that step once an update."""
+"""Schedulers that step once per update."""
 OTHER = [
     "restarts, a fraction", "every fourth, last", "every fourth, first", "warming up",
     "at the end, inside", "twice", "plateau inside",

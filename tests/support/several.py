@@ -2,9 +2,9 @@
 
     python several.py CASE FOLDER UPDATES SLOW_S       results go to FOLDER/result-N.pt
 
-In float64, over numbers: whatever is drawn is seeded by them. Each case says what a block does, in
-phases: a backward pass and the optimizer that steps behind it. In plain PyTorch a phase is done for
-all mini-batches of an update, and their mean is stepped on; so is full-sync.
+In float64, over numbers, which seed all draws. Each case describes a block in phases: a backward
+pass and the optimizer that steps after it. In plain PyTorch a phase is done for all mini-batches of
+an update before a step on their mean; so is full-sync.
 """
 
 import random
@@ -33,7 +33,7 @@ def _mlp(*widths: int) -> nn.Module:
 
 @dataclass
 class Parts:
-    """What a script prepares."""
+    """The objects a script prepares."""
 
     models: list[nn.Module] = field(default_factory=list)
     optimizers: list[Optimizer] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Parts:
 
 
 Phase = tuple[Callable[[Parts, int], Tensor | None], Sequence[int]]
-"""The loss of a mini-batch of this number (None: it is left out), and who steps behind it."""
+"""The loss of the mini-batch of this number (None: skipped), and the optimizer that then steps."""
 
 
 def _real() -> Tensor:
@@ -106,11 +106,11 @@ CASES: dict[str, tuple[Callable[[], Parts], Sequence[Phase]]] = {
 
 
 ODD = ("by turns", "loading", "outside")
-"""The GAN, with something that is not as in others."""
+"""The GAN with a variation."""
 
 
 def block(parts: Parts, phases: Sequence[Phase], number: int) -> None:
-    """What a script does in its block."""
+    """The actions of a script in its block."""
     for loss_of, steps in phases:
         loss = loss_of(parts, number)
         if loss is None:
@@ -123,7 +123,7 @@ def block(parts: Parts, phases: Sequence[Phase], number: int) -> None:
 
 
 def gather(parts: Parts) -> Results:
-    """All parameters, and what the optimizers keep."""
+    """All parameters and optimizer states."""
     results = {
         f"{i}.{name}": value.detach().clone()
         for i, model in enumerate(parts.models)
@@ -149,7 +149,7 @@ def train(
     for turn, number in enumerate(pace.updates(updates)):
         with nullcontext() if case == "outside" else pace.step():
             time.sleep(slow_s)
-            # In step the loop's own index is that of the update, in all workers.
+            # Within a step the loop index is that of the update in all workers.
             block(parts, phases, turn if case == "wgan" else number)
         if folder is not None and turn == 5:
             (folder / "is-there").touch()
@@ -157,7 +157,7 @@ def train(
 
 
 def _load(optimizer: Optimizer) -> None:
-    """A state as after 100 steps."""
+    """Load a state as after 100 steps."""
     state = optimizer.state_dict()
     held = [one for group in optimizer.param_groups for one in group["params"]]
     state["state"] = {
@@ -224,7 +224,7 @@ def _gradients(optimizer: Optimizer) -> dict[Tensor, Tensor]:
 def local_twin(
     case: str, seed: int, updates: int, *, workers: int, num_steps: int
 ) -> list[Results]:
-    """Of each worker: blocks of its own, whose parameters are averaged after so many."""
+    """The same for local steps: blocks per worker, with parameters averaged after some of them."""
     make, phases = CASES[case]
     every = [make() for _ in range(workers)]
     for update in range(updates):

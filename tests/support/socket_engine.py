@@ -1,10 +1,10 @@
-"""An engine whose members share no memory: words and bytes go through sockets, by this process.
+"""An engine whose members share no memory: words and bytes go through sockets of this process.
 
     member 0 --Wrote, Filled--> engine --Wrote, Filled, job--> member 1, 2, ...
 
 Every member has the whole store and does every job (``socket_member.py``), so a job of one that
-dies is done already. The members are processes as the local engine's; what they have in common is
-not. From such an engine one for a cluster can be cut.
+dies is done already. The members are processes as in the local engine, without shared memory. An
+engine for a cluster can be made from it.
 """
 
 import socket
@@ -109,7 +109,7 @@ class SocketEngine(Engine):
         return Signs(control[control.beats[seat]], 0, control[INSIDE] == seat + 1)
 
     def _ask(self, newcomer: int) -> None:
-        """Let somebody give it what stands."""
+        """Let a member send it the current store."""
         donors = [one for one in self._alive if one not in self._waiting]
         if donors:
             self._donors[newcomer] = donors[0]
@@ -124,9 +124,9 @@ class SocketEngine(Engine):
             self._switchboard.send([(member, message)])
 
     def _spread(self, holder: int, job: Job) -> None:
-        """A job of one is done by all; only who holds it copies."""
+        """All do a job of one; only its holder copies."""
         if job.job <= self._job:
-            return  # whoever had it has left, and all others have it
+            return  # its owner has left, and all others have it
         self._job = job.job
         seat = job.seat if isinstance(job, Add | Finish) else -1
         data = self._data.pop(seat, None)
@@ -140,7 +140,7 @@ class SocketEngine(Engine):
             self._post(member, job)
 
     def _relay(self, said: Sequence[tuple[int, Any]]) -> list[Event]:
-        """Tell the others what is for them; what is left is for the coordinator."""
+        """Relay messages for the others; the rest is for the coordinator."""
         events: list[Event] = []
         for member, message in said:
             if isinstance(message, Wrote):

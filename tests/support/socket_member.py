@@ -1,4 +1,4 @@
-"""A member of the socket engine: words and bytes that all members have, and none of them shares.
+"""A member of the socket engine: words and bytes that all members have but do not share.
 
     writes a word, fills its slot, lays the store out  --> engine --> all other members
     jobs of all, with the gradients they need          <-- engine
@@ -45,14 +45,14 @@ _BEAT_S, _LOOK_S = 0.1, 0.0005
 
 
 class Wrote(NamedTuple):
-    """Both ways: this word is that now."""
+    """Both ways: this word has a new value."""
 
     index: int
     value: int
 
 
 class Filled(NamedTuple):
-    """This seat's slot, before the push that tells of it; from the engine: for the next job."""
+    """This seat's slot, before the push that announces it; from the engine: for the next job."""
 
     seat: int
     data: bytes
@@ -71,21 +71,21 @@ class Stands(NamedTuple):
 
 
 class Pinned(NamedTuple):
-    """What a checkpoint is written from: these bytes of the store's memory."""
+    """The bytes of the store's memory that a checkpoint is written from."""
 
     start: int
     data: bytes
 
 
 class Ask(NamedTuple):
-    """To a member: send this newcomer what stands after this job."""
+    """To a member: send this new member the store after this job."""
 
     member: int
     job: int
 
 
 class Pass(NamedTuple):
-    """To a member: this job changes nothing that is its own."""
+    """To a member: this job changes nothing of its own."""
 
     job: int
 
@@ -112,7 +112,7 @@ def exchange_over_sockets(
 
 
 class Mirror:
-    """One member's words and bytes, kept like those of all others."""
+    """The words and bytes of one member, kept equal to those of all others."""
 
     def __init__(self, end: socket.socket, num_seats: int, seat: int) -> None:
         self._end = end
@@ -171,17 +171,17 @@ class Mirror:
         count = len(self._heard) if self._store is not None else min(1, len(self._heard))
         return [self._heard.popleft() for _ in range(count)]  # jobs can wait for the store
 
-    # -- what comes from the others -------------------------------------------------------------
+    # -- received from the others ---------------------------------------------------------------
 
     def look(self) -> None:
-        """Now and then, while a step computes."""
+        """Poll while a step computes."""
         now_s = time.perf_counter()
         if now_s - self._looked_s > _LOOK_S:
             self._looked_s = now_s
             self._pump()
 
     def wait(self, timeout_s: float) -> None:
-        """Until something comes."""
+        """Wait until a message arrives."""
         if not self._heard:
             select.select([self._end], [], [], timeout_s)
         self._pump()
@@ -216,7 +216,7 @@ class Mirror:
             control.mirror(index, value)
         self._arena.buffer[:] = message.arena
 
-    # -- what the others hear -------------------------------------------------------------------
+    # -- sent to the others ---------------------------------------------------------------------
 
     def tell(self, index: int, value: int) -> None:
         """A word was written here that others look at."""
@@ -253,7 +253,7 @@ class Mirror:
 
 
 class MirroredControl(Control):
-    """The words of one member, some of which all others hear of."""
+    """The words of one member, some of which are sent to all others."""
 
     def __init__(self, page: PrivateMemory, num_seats: int, mirror: Mirror, seat: int) -> None:
         super().__init__(page, num_seats)
@@ -294,7 +294,7 @@ class MirroredControl(Control):
             self._mirror.tell(index, self.plain(index))
 
     def wake(self, index: int) -> None:
-        """Nobody else sleeps by these."""
+        """No other member waits on these."""
 
     def wait_while(
         self,
@@ -330,7 +330,7 @@ class MirroredStore(SharedStore):
         self._mirror.done()
 
     def slot_bytes(self, seat: int) -> bytes:
-        """What was pushed: gradients, buffers, and which parameters have one."""
+        """The pushed bytes: gradients, buffers, and which parameters have one."""
         return self.slot(seat)[: self.layout.slot_bytes].numpy().tobytes() + bytes(
             self.present(seat)
         )
@@ -344,6 +344,6 @@ class MirroredStore(SharedStore):
         self.present(seat)[:] = data[size:]
 
     def pinned_bytes(self, buffer: bytearray) -> tuple[int, bytes]:
-        """Where in the memory the pinned block lies, and what it holds."""
+        """The position of the pinned block in memory, and its content."""
         start = self._pinned.data_ptr() - self._arena.data_ptr()
         return start, bytes(buffer[start : start + self.layout.block_bytes])

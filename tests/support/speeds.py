@@ -1,4 +1,4 @@
-"""Loops on a small network with convolutions, to be computed in several ways: CASE FOLDER.
+"""Loops on a small convolutional network, computed in several ways: CASE FOLDER.
 
 Results go to FOLDER/CASE-N.pt, with the strides that the parameters have at the end. It must not
 know how anything is run.
@@ -28,7 +28,7 @@ def network() -> nn.Module:
 
 
 def loader(**options: Any) -> "DataLoader[Any]":
-    """40 samples in batches of 12: an epoch's last one has 4."""
+    """40 samples in batches of 12: the last one of an epoch has 4."""
     generator = torch.Generator().manual_seed(12)
     images = torch.randn(NUM_SAMPLES, 2, 6, 6, generator=generator, dtype=torch.float64)
     labels = torch.randint(0, 3, (NUM_SAMPLES,), generator=generator)
@@ -45,7 +45,7 @@ def load(optimizer: torch.optim.Optimizer) -> None:
 
 
 def train(pace: Any, *, is_loaded: bool = False, thaws: bool = False, **options: Any) -> Results:
-    """The loop; with momentum that was loaded, or a first layer that joins in the second epoch."""
+    """The loop, with loaded momentum or a first layer that joins in the second epoch."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     if is_loaded:

@@ -1,4 +1,4 @@
-"""A script for split runs: all that an equivalence must carry, and what it must refuse.
+"""A script for split runs with everything an equivalence must support, and what it refuses.
 
 Tied weights in different parts, a skip connection, an in-place activation, two groups, a clip, a
 scheduler that is stepped in the loop, a last batch with fewer samples than workers, an odd number

@@ -2,7 +2,7 @@
 
     python streamed.py FOLDER {JSON}         results go to FOLDER/result-N.pt
 
-In float64, so that the order of sums does not matter. What a sample is follows from its number.
+In float64, so that the order of sums does not matter. Samples follow from their number.
 """
 
 import json
@@ -31,11 +31,11 @@ class Stream(IterableDataset[Any]):
     """Samples 0, 1, ...; its loader workers share them out.
 
     Args:
-        size: how many; -1: it never ends.
+        size: number of samples; -1: endless.
         kind: what a sample is: "tuple" or "dict".
-        count: a file that is as long as what was read.
+        count: a file whose length is the number of samples read.
         fails_at: a sample that cannot be read.
-        slow_s: a sample takes so long.
+        slow_s: duration of a sample.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Stateful(Stream):
-    """One that knows where it is; it counts what it gives in all its lives."""
+    """A stream that knows its position and counts its samples over all lives."""
 
     def __init__(self, size: int, **options: Any) -> None:
         super().__init__(size, **options)

@@ -3,7 +3,7 @@
     Delta_f = w_f - w_f,i     at update v, f = v mod F; the last update of an epoch is of all
     w_f <- outer(w_f, mean)   and what a worker goes on with is w_f, or a part of it and of its own
 
-The fragments are found by trying all; from the trace it takes who pushed what, and in which order.
+The fragments are found by trying all; the trace gives the pushes and their order.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from runs import leases_of
 
 @dataclass(frozen=True)
 class OuterStep:
-    """The outer step of one run, by its formula."""
+    """The outer step of one run, computed by its formula."""
 
     lr: float = 1.0
     momentum: float = 0.0
@@ -30,31 +30,31 @@ class OuterStep:
 
 
 def names_of_fragments(task: Task, num_fragments: int) -> list[list[str]]:
-    """Neighbours in the model's order, so that the largest has as few bytes as there can be."""
+    """Contiguous in the model's order, with the largest fragment as small as possible."""
     named = [(name, one.nbytes) for name, one in fresh(task)[0].named_parameters()]
-    found: list[list[tuple[str, int]]] = [named]
+    fragments: list[list[tuple[str, int]]] = [named]
     least = sum(size for _, size in named) + 1
     for cuts in combinations(range(1, len(named)), num_fragments - 1):
         parts = [named[a:b] for a, b in zip((0, *cuts), (*cuts, len(named)), strict=True)]
         largest = max(sum(size for _, size in part) for part in parts)
-        if largest <= least:  # of equals the one whose first ones are longest
-            least, found = largest, parts
-    return [[name for name, _ in part] for part in found]
+        if largest <= least:  # among equals the one with the longest first fragments
+            least, fragments = largest, parts
+    return [[name for name, _ in part] for part in fragments]
 
 
 def last_updates(records: Sequence[Record]) -> set[int]:
     """The updates after which an epoch ends."""
-    found, version = set(), 0
+    result, version = set(), 0
     for record in records:
         if isinstance(record, Ordered) and isinstance(record.order, Apply):
             version += 1
         elif isinstance(record, Ordered) and isinstance(record.order, EpochEnd):
-            found.add(version - 1)
-    return found
+            result.add(version - 1)
+    return result
 
 
 class Streamed:
-    """One run, made again.
+    """One run, computed again.
 
     Args:
         num_workers: members that there were in all.
@@ -122,7 +122,7 @@ class Streamed:
         return dict(self.held[member])
 
     def _hand_in(self, member: int, due: list[str]) -> None:
-        """Should it be asked again before the update, it begins from the global fragment."""
+        """If it is asked again before the update, it starts from the global fragment."""
         self._give(member, {name: self.state[name] for name in due})
 
     def _give(self, member: int, values: State) -> None:

@@ -1,4 +1,4 @@
-"""Lives that are killed one after another while a run goes on: so many in all, from outside.
+"""Workers killed one after another from outside while a run continues.
 
     script  a step is done -> FOLDER/lives/SEAT-PID        a step begins: it waits for the kills
     test    two that live have made a step -> SIGKILL to one of them -> FOLDER/kills/PID
@@ -23,7 +23,7 @@ _MOST_DAWDLE_S = 0.02
 
 
 def wait_for_kills(folder: Path, share: float) -> None:
-    """In a step: all that belong to this share of the run; nothing where no test kills."""
+    """Wait in a step for all kills of this share of the run; nothing if no test kills."""
     file = folder / "num-kills"
     if not file.exists():
         return
@@ -33,14 +33,14 @@ def wait_for_kills(folder: Path, share: float) -> None:
 
 
 def has_stepped(folder: Path, worker: int) -> None:
-    """After a step."""
+    """Record a step."""
     if (folder / "lives").exists():
         (folder / "lives" / f"{worker}-{os.getpid()}").touch()
 
 
 @contextmanager
 def kills(folder: Path, count: int, seed: int) -> Iterator[list[int]]:
-    """Inside, so many lives of a run are killed; gives the seats of those that were."""
+    """Inside, this number of workers of a run is killed; yields the seats of those killed."""
     for name in ("lives", "kills"):
         (folder / name).mkdir()
     (folder / "num-kills").write_text(str(count))

@@ -32,7 +32,7 @@ def loss_of(model: nn.Module, one: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def subject(model: nn.Module | None = None, **changes: object) -> TrialSubject:
-    """On one worker of a machine with four cores, everything allowed."""
+    """A subject on one worker of a machine with four cores, with everything allowed."""
     model = network() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     values: dict[str, object] = {

@@ -1,6 +1,6 @@
-"""Workers of a split model as threads of one process, over real gloo: no process begins.
+"""Workers of a split model as threads of one process, over real gloo.
 
-Each thread has groups and a module of its own. It must not know what a test claims.
+Each thread has groups and a module of its own. It must not know what tests assert.
 """
 
 import datetime
@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.exchange.group import Messages, Pending, TorchGroup, plain
-from paceline.splits.tracing import TracedModel
-from paceline.spread import cut
+from paceline.spread import cut, layered
 from paceline.spread.group import PeerGroup, Ranks
 
 _PATIENCE = datetime.timedelta(seconds=30)
@@ -42,38 +42,51 @@ class ThreadGroup(TorchGroup, PeerGroup):
         options.rootRank = 0
         return self._gloo.broadcast([tensor], options)
 
+    def close(self) -> None:
+        """End gloo's threads, which would wake up a hundred times a second for good."""
+        del self._gloo
+
     def _of(self, tensor: Tensor) -> Any:
         return self._gloo
 
 
 def in_threads(size: int, work: Callable[[Ranks], Result]) -> list[Result]:
-    """What ``work`` gives in each of so many threads; what one raises is raised.
+    """The results of ``work`` in each of this number of threads; an error in one is raised.
 
-    All of them trace at the same time, one by one: torch.fx changes modules for the whole process.
+    Tracing is serialized, because torch.fx changes modules for the whole process, and whether a
+    model is random shows in the generators of the process.
     """
-    turns, lock, own_trace = threading.Barrier(size), threading.Lock(), cut.trace
+    turns, lock = threading.Barrier(size), threading.Lock()
 
-    def trace(module: nn.Module, inputs: Sequence[Tensor]) -> TracedModel:
-        turns.wait(30)
-        with lock:
-            found = own_trace(module, inputs)
-        turns.wait(30)
-        return found
+    def in_turn(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            turns.wait(30)
+            with lock:
+                result = function(*args)
+            turns.wait(30)
+            return result
+
+        return call
 
     main = dist.TCPStore("127.0.0.1", 0, None, True, _PATIENCE, wait_for_workers=False)
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
+    groups: list[ThreadGroup] = []
 
     def connect() -> Any:
         return dist.TCPStore("127.0.0.1", main.port, None, False, _PATIENCE)
 
+    def meet(store: Any, name: str, rank: int, ranks: Sequence[int]) -> ThreadGroup:
+        groups.append(group := ThreadGroup(store, name, rank, ranks))
+        return group
+
     def run(rank: int) -> None:
         try:
             store = connect()
-            everyone = ThreadGroup(store, "all", rank, range(size))
+            everyone = meet(store, "all", rank, range(size))
             results[rank] = work(Ranks(
                 everyone=everyone,
-                part=lambda name, ranks: ThreadGroup(store, name, rank, ranks),
+                part=lambda name, ranks: meet(store, name, rank, ranks),
                 words=connect,
                 share=everyone.share,
             ))  # fmt: skip
@@ -82,15 +95,18 @@ def in_threads(size: int, work: Callable[[Ranks], Result]) -> list[Result]:
             turns.abort()
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
-    cut.trace = trace
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(60)
-    cut.trace = own_trace
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cut, "trace", in_turn(cut.trace))
+        patch.setattr(layered, "_is_random", in_turn(layered._is_random))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    for group in groups:
+        group.close()
     if errors:
         raise errors[0]
-    assert not any(one.is_alive() for one in threads), "a worker waits for the others"
+    assert not any(thread.is_alive() for thread in threads), "a worker waits for the others"
     return results
 
 

@@ -1,4 +1,4 @@
-"""A small float64 task with everything that an equivalence must carry, and nothing random.
+"""A small float64 task with everything an equivalence must support, and nothing random.
 
 Tied weights, a frozen parameter, two parameter groups, momentum and weight decay; the same with
 batch norm. Workers are other processes that cannot import the tests, so the whole module travels
@@ -48,7 +48,7 @@ class Tied(nn.Module):
 
 
 def samples(num_samples: int = NUM_SAMPLES) -> Splits:
-    """Vectors whose class can be learned; 17 of them to test on."""
+    """Vectors whose class can be learned; 17 of them for testing."""
     generator = torch.Generator().manual_seed(7)
     inputs = torch.randn(num_samples + 17, WIDTH, generator=generator, dtype=torch.float64)
     targets = inputs[:, :CLASSES].argmax(dim=1)
@@ -68,7 +68,7 @@ def grouped(
     learning_rate: float,
     make: Make = MOMENTUM,
 ) -> Optimizer:
-    """Weights with decay, all else without and at half the rate; the frozen one is among them."""
+    """Weights with decay; the rest, including the frozen one, without and at half the rate."""
     every = list(parameters)
     return make(
         [
@@ -100,19 +100,19 @@ PLAIN_SGD = replace(TASK, optimizer=plain_sgd)
 
 
 def layers() -> nn.Module:
-    """Torch's own, which draw nothing."""
+    """Layers of torch that draw no random numbers."""
     return nn.Sequential(nn.Linear(WIDTH, 33), nn.ReLU(), nn.Linear(33, CLASSES))
 
 
 def unknown() -> nn.Module:
-    """The same with a buffer of no numbers, as the spread of one sample is."""
+    """The same with a buffer of nan, such as the spread of one sample."""
     model = layers()
     model.register_buffer("spread", torch.full((2,), torch.nan))
     return model
 
 
 class Decaying(Optimizer):
-    """Weight decay as many write it: into the gradient, which is another one after the step."""
+    """Weight decay added to the gradient in place, so that it differs after the step."""
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.0):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
@@ -136,7 +136,7 @@ def in_float32() -> Splits:
 
 
 LAYERS = replace(TASK, model=layers, data=in_float32, optimizer=plain_sgd, batch_size=11)
-"""In float32, whose sums depend on how they are done, with batches that are no whole lines."""
+"""In float32, whose sums depend on their order, with batches that fill no whole cache lines."""
 UNKNOWN = replace(LAYERS, model=unknown)
 
 
@@ -151,7 +151,7 @@ class Remembering(nn.Linear):
 
 
 def compiled() -> nn.Module:
-    """What ``torch.compile`` returns, with layers that are computed as they are."""
+    """A model as ``torch.compile`` returns it, with layers that run eagerly."""
     model = nn.Sequential(nn.Linear(WIDTH, 33), nn.ReLU(), Remembering(33, CLASSES))
     return cast(nn.Module, torch.compile(model, backend="eager"))
 

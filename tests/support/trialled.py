@@ -2,8 +2,8 @@
 
     python trialled.py CASE FOLDER [WHAT HAPPENS]       results go to FOLDER/result-N.pt
 
-In float64 and in order: what several workers come to under full-sync is what one process comes to
-with whole batches. WHAT HAPPENS is of one worker, or of all, in the second trial.
+In float64 and in order: several workers under full-sync get the same result as one process with
+whole batches. WHAT HAPPENS occurs in one worker, or in all, in the second trial.
 """
 
 import os
@@ -55,7 +55,7 @@ def count(model: nn.Module) -> Callable[[Any], Any]:
 
 
 class Plain:
-    """Stands for Paceline where there is none."""
+    """A stand-in for ``pace`` without Paceline."""
 
     worker, num_workers = 0, 1
 
@@ -98,7 +98,7 @@ def _nothing(pace: Any, number: int, batch: int) -> None:
 
 
 class Search:
-    """One search: what it trains, and what came of it.
+    """One search: its models and results.
 
     Args:
         happen: called where something may happen.
@@ -145,7 +145,7 @@ def momentum(optimizer: Any) -> dict[str, Any]:
 
 
 def _sgd(search: Search) -> None:
-    """A model, an optimizer and a loader of its own in each."""
+    """Each trial has its own model, optimizer and loader."""
     pace = search.pace
     for number, rate in search.trials():
         with pace.trial(f"lr-{rate}"):
@@ -161,7 +161,7 @@ def _sgd(search: Search) -> None:
 
 
 def _later(search: Search) -> None:
-    """What was trained in one trial is used plainly while, and after, others are trained."""
+    """A model trained in one trial is used plainly during and after other trials."""
     pace, models = search.pace, []
     for number, rate in search.trials():
         with pace.trial():
@@ -191,7 +191,7 @@ def _later(search: Search) -> None:
 
 
 def _again(search: Search) -> None:
-    """One model, one optimizer and one loader, trained further in each."""
+    """One model, one optimizer and one loader, trained further in each trial."""
     pace, model = search.pace, network()
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     loader = search.loader
@@ -255,7 +255,7 @@ def _two(search: Search) -> None:
 
 
 def _scaled(search: Search) -> None:
-    """One GradScaler in all of them."""
+    """One GradScaler for all trials."""
     pace, scaler = search.pace, torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
     for number, rate in search.trials():
         with pace.trial():
@@ -281,14 +281,14 @@ CASES: dict[str, Callable[[Search], None]] = {
 
 
 def find(case: str, pace: Any, happen: Happen = _nothing) -> dict[str, Tensor]:
-    """What a search comes to."""
+    """The results of a search."""
     torch.manual_seed(0)
     search = Search(pace, happen)
     CASES[case](search)
     return search.found
 
 
-# -- what may happen -------------------------------------------------------------------------------
+# -- events ----------------------------------------------------------------------------------------
 
 
 class Pruned(Exception):
@@ -312,7 +312,7 @@ def _fails(seats: tuple[int, ...], at: int) -> Happen:
 
 
 def _lingers(pace: Any, number: int, batch: int) -> None:
-    """In the second trial, until somebody stops it; a file says that it is there."""
+    """Wait in the second trial until stopped; a file reports that it waits."""
     if (number, batch) == (1, 1):
         Path(sys.argv[2], f"lingers-{pace.worker}").touch()
         time.sleep(0.2)
@@ -333,7 +333,7 @@ HAPPENS: dict[str, Happen] = {
 
 
 class Catching:
-    """A ``pace`` whose trials may fail: the script goes on with the next one."""
+    """A ``pace`` whose trials may fail: the script continues with the next one."""
 
     def __init__(self, pace: Any, said: list[str]) -> None:
         self._pace, self._said = pace, said

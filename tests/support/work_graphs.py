@@ -1,4 +1,4 @@
-"""Graphs to cut: random ones, and a few that are drawn."""
+"""Graphs to cut: random ones and a few fixed ones."""
 
 import random
 
@@ -8,7 +8,7 @@ from paceline.partition.pipeline import Pipeline, PipelineWorker
 
 
 def random_graph(draw: random.Random, num_nodes: int) -> WorkGraph:
-    """Each node reads one or two before it, mostly near ones; some parameters are tied."""
+    """Each node reads one or two earlier ones, mostly near; some parameters are tied."""
     nodes = tuple(
         WorkNode(
             name=f"n{i}",
@@ -30,7 +30,7 @@ def random_graph(draw: random.Random, num_nodes: int) -> WorkGraph:
             near = max(INPUT, i - 1 - draw.choice([0, 0, 0, 0, 1, 2, 5]))
             readers.setdefault(near, set()).add(i)
     for i in range(num_nodes):
-        readers.setdefault(i, {num_nodes})  # what nobody reads is an output
+        readers.setdefault(i, {num_nodes})  # unread nodes are outputs
     edges = tuple(
         WorkEdge(
             name=f"e{source}",

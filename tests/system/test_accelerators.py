@@ -1,4 +1,4 @@
-"""Workers are counted by the devices that they then compute on."""
+"""Workers are counted by the devices they compute on."""
 
 import pytest
 import torch
@@ -15,20 +15,20 @@ from paceline.system.processors import count_accelerators, find_device
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int) -> list[int]:
-    """A torch that finds so many accelerators of one kind; the indices that were set."""
-    found = None if kind is None else torch.device(kind)
+    """Let torch find this many accelerators of one kind; return the indices that are set."""
+    result = None if kind is None else torch.device(kind)
     indices: list[int] = []
     monkeypatch.setattr(processors, "may_have_accelerator", lambda: True)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: kind is not None)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: found)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: result)
     monkeypatch.setattr(torch.accelerator, "set_device_index", indices.append)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
     return indices
 
 
 @pytest.mark.parametrize(("kind", "count"), [("cuda", 2), ("xpu", 2), ("mps", 1)])
-def test_workers_compute_on_the_devices_that_they_were_counted_by(
+def test_workers_use_the_devices_that_were_counted(
     kind: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, kind, count)
@@ -38,13 +38,13 @@ def test_workers_compute_on_the_devices_that_they_were_counted_by(
     assert {device.type for device in devices} == {kind}
 
 
-def test_without_an_accelerator_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_the_cpu_without_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, None, 0)
     assert count_accelerators("auto") == 0
     assert find_device("auto", 0) == torch.device("cpu")
 
 
-def test_a_kind_that_is_not_here_is_counted_as_none_and_refused(
+def test_absent_device_kind_counts_zero_and_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pretend(monkeypatch, "xpu", 2)
@@ -53,14 +53,14 @@ def test_a_kind_that_is_not_here_is_counted_as_none_and_refused(
         find_device("mps", 0)
 
 
-def test_more_workers_than_devices_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_share_devices_if_there_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
     indices = pretend(monkeypatch, "xpu", 2)
     for seat in range(4):
         find_device("xpu", seat)
     assert indices == [0, 1, 0, 1]
 
 
-def test_ranks_that_are_dealt_out_in_turn_have_a_device_each(
+def test_ranks_dealt_round_robin_get_a_device_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """This machine has ranks 0 and 2 of four."""
@@ -78,7 +78,7 @@ def test_ranks_that_are_dealt_out_in_turn_have_a_device_each(
 
 
 @pytest.mark.parametrize(("name", "found"), [("cuda:1", "cuda:1"), ("cuda:7", "")])
-def test_an_accelerator_beyond_those_that_are_here_is_named(
+def test_device_index_out_of_range_is_named(
     monkeypatch: pytest.MonkeyPatch, name: str, found: str
 ) -> None:
     chosen: list[int] = []

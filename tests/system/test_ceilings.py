@@ -1,4 +1,4 @@
-"""The file of ceilings: what is written is found; what is damaged is left out in one sentence."""
+"""The ceilings file: written values are read; damage is reported in one sentence."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_sections_stand_beside_each_other() -> None:
+def test_sections_are_independent() -> None:
     assert read_ceilings("collectives") == (None, "")
     write_ceilings("collectives", {"2": [1.5]})
     assert write_ceilings("memory", 7) == ceilings_path()
@@ -25,7 +25,7 @@ def test_sections_stand_beside_each_other() -> None:
     assert read_ceilings("memory") == (7, "")
 
 
-def test_each_machine_finds_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_machine_reads_its_own_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.node", lambda: "one")
     write_ceilings("memory", 1)
     monkeypatch.setattr("platform.node", lambda: "other")
@@ -43,18 +43,18 @@ def test_each_machine_finds_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=range(10),
 )  # fmt: skip
-def test_a_damaged_file_is_left_out_and_can_be_written_again(text: str) -> None:
+def test_damaged_file_is_ignored_and_can_be_rewritten(text: str) -> None:
     path = ceilings_path()
     path.parent.mkdir(parents=True)
     path.write_bytes(text.encode("latin-1"))
-    found, why = read_ceilings("memory")
-    assert found is None
+    result, why = read_ceilings("memory")
+    assert result is None
     assert why == f"{path} is ignored: it is damaged, or of another version of Paceline"
     write_ceilings("memory", 3)
     assert read_ceilings("memory") == (3, "")
 
 
-def test_a_machine_that_holds_no_sections_is_damage() -> None:
+def test_machine_without_sections_counts_as_damaged() -> None:
     write_ceilings("memory", 1)
     whole = json.loads(ceilings_path().read_text())
     (name,) = whole["machines"]
@@ -64,22 +64,22 @@ def test_a_machine_that_holds_no_sections_is_damage() -> None:
     assert read_ceilings("memory") == (2, "")
 
 
-def test_a_home_that_cannot_be_looked_into_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that belongs to somebody else: the run that asks goes on without."""
+def test_unreadable_home_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of another user: the run continues without it."""
     monkeypatch.setenv("XDG_CACHE_HOME", f"/tmp/{'long' * 100}")
-    found, why = read_ceilings("memory")
-    assert found is None
+    result, why = read_ceilings("memory")
+    assert result is None
     assert why == f"{ceilings_path()} is ignored: File name too long"
 
 
-def test_a_file_that_cannot_be_is_said(home: Path) -> None:
+def test_unwritable_file_is_reported(home: Path) -> None:
     home.mkdir()
     (home / "paceline").write_text("a file, and no folder")
     with pytest.raises(FileError):
         write_ceilings("memory", 1)
     ceilings_path().parent.unlink()
     ceilings_path().mkdir(parents=True)
-    found, why = read_ceilings("memory")
-    assert found is None
+    result, why = read_ceilings("memory")
+    assert result is None
     assert "is ignored: " in why
     assert "\n" not in why

@@ -1,4 +1,4 @@
-"""Cores are those that the container's quota leaves, not those that the machine has."""
+"""The number of cores is limited by the quota of the container."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from paceline.system.control_groups import control_groups
 from paceline.system.processors import num_cores
 
 
-def mounted(root: Path) -> Path:
+def mount_cgroups(root: Path) -> Path:
     groups = root / "sys" / "fs" / "cgroup"
     groups.mkdir(parents=True)
     return groups
@@ -18,15 +18,15 @@ def mounted(root: Path) -> Path:
 @pytest.mark.parametrize(
     ("text", "wanted"), [("100000 100000", 1), ("50000 100000", 1), ("max 100000", None)]
 )
-def test_a_quota_of_version_two_counts(tmp_path: Path, text: str, wanted: int | None) -> None:
-    groups = mounted(tmp_path)
+def test_cgroup_v2_quota_limits_cores(tmp_path: Path, text: str, wanted: int | None) -> None:
+    groups = mount_cgroups(tmp_path)
     (groups / "cpu.max").write_text(text)
     assert num_cores(tmp_path) == (wanted or len(os.sched_getaffinity(0)))
 
 
 @pytest.mark.parametrize(("quota_us", "wanted"), [("100000", 1), ("-1", None)])
-def test_a_quota_of_version_one_counts(tmp_path: Path, quota_us: str, wanted: int | None) -> None:
-    groups = mounted(tmp_path)
+def test_cgroup_v1_quota_limits_cores(tmp_path: Path, quota_us: str, wanted: int | None) -> None:
+    groups = mount_cgroups(tmp_path)
     (groups / "cpu").mkdir()
     (groups / "cpu" / "cpu.cfs_quota_us").write_text(quota_us)
     (groups / "cpu" / "cpu.cfs_period_us").write_text("100000")
@@ -45,10 +45,10 @@ def test_a_quota_of_version_one_counts(tmp_path: Path, quota_us: str, wanted: in
         ),
     ],
 )
-def test_a_quota_of_a_group_that_lies_deeper_counts(
+def test_quota_of_a_nested_group_limits_cores(
     tmp_path: Path, line: str, folder: str, files: dict[str, str]
 ) -> None:
-    groups, own = mounted(tmp_path), tmp_path / "proc" / "self" / "cgroup"
+    groups, own = mount_cgroups(tmp_path), tmp_path / "proc" / "self" / "cgroup"
     own.parent.mkdir(parents=True)
     path = line.rpartition(":")[2].lstrip("/")
     (groups / ("cpu" if "cpu" in line else "") / path).mkdir(parents=True)
@@ -61,12 +61,12 @@ def test_a_quota_of_a_group_that_lies_deeper_counts(
     assert num_cores(tmp_path) == len(os.sched_getaffinity(0))
 
 
-def test_without_control_groups_the_affinity_counts(tmp_path: Path) -> None:
+def test_affinity_limits_cores_without_control_groups(tmp_path: Path) -> None:
     assert num_cores(tmp_path) == len(os.sched_getaffinity(0))
 
 
-def test_the_narrowest_group_comes_first_and_each_that_it_lies_in_behind_it(tmp_path: Path) -> None:
-    groups, own = mounted(tmp_path), tmp_path / "proc" / "self" / "cgroup"
+def test_innermost_group_comes_first_then_its_parents(tmp_path: Path) -> None:
+    groups, own = mount_cgroups(tmp_path), tmp_path / "proc" / "self" / "cgroup"
     own.parent.mkdir(parents=True)
     assert not [*control_groups("cpu", tmp_path)]
     own.write_text("5:memory:/batch/job\n4:cpu,cpuacct:/batch/job\n")

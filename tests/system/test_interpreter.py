@@ -1,4 +1,4 @@
-"""What a script that runs inside this process changes of it is put back."""
+"""Changes to the interpreter by a script in this process are undone."""
 
 import multiprocessing.process
 import sys
@@ -8,13 +8,13 @@ from paceline.system.interpreter import kept_interpreter
 from runs import run_script
 
 
-def found() -> list[object]:
-    start = multiprocessing.process.ORIGINAL_DIR  # type: ignore[attr-defined]  # it has it
+def interpreter_state() -> list[object]:
+    start = multiprocessing.process.ORIGINAL_DIR  # type: ignore[attr-defined]  # the interpreter sets it
     return [list(sys.path), list(sys.argv), sys.modules["__main__"], start]
 
 
-def test_all_is_put_back_also_behind_an_error() -> None:
-    before = found()
+def test_interpreter_state_is_restored_after_an_error() -> None:
+    before = interpreter_state()
     try:
         with kept_interpreter():
             sys.path.insert(0, "elsewhere")
@@ -22,11 +22,11 @@ def test_all_is_put_back_also_behind_an_error() -> None:
             sys.modules["__main__"] = sys
             raise ValueError
     except ValueError:
-        assert found() == before
+        assert interpreter_state() == before
 
 
-def test_a_run_in_this_process_leaves_it_as_it_was(tmp_path: Path) -> None:
-    """Each worker is ``__main__`` for itself, and the last one to end is not who began."""
+def test_inline_run_restores_the_interpreter_state(tmp_path: Path) -> None:
+    """Each worker has a ``__main__`` of its own, and the last to end is not the first to start."""
     script = tmp_path / "train.py"
     script.write_text(
         "import sys, torch, paceline\n"
@@ -43,7 +43,7 @@ def test_a_run_in_this_process_leaves_it_as_it_was(tmp_path: Path) -> None:
         "        model(x).sum().backward()\n"
         "        optimizer.step()\n"
     )
-    before = found()
+    before = interpreter_state()
     run = run_script(script, tmp_path, "5", workers=3, engine="inline", protocol="full-sync")
     assert run.summary.updates == 4
-    assert found() == before
+    assert interpreter_state() == before

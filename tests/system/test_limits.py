@@ -1,4 +1,4 @@
-"""What may be taken here: found in every kind of control group, and said by name."""
+"""Memory limits are found in every kind of control group and named."""
 
 import errno
 import resource
@@ -21,47 +21,49 @@ from paceline.system.limits import (
 MIB = 1 << 20
 
 
-def machine(root: Path, groups: str, *, free_mib: int = 4096) -> Path:
-    """A machine's files; ``groups``: of /proc/self/cgroup."""
-    lay(root / "proc", {"meminfo": f"MemTotal: 1 kB\nMemAvailable: {free_mib * 1024} kB\n"})
-    lay(root / "proc/self", {"cgroup": groups})
+def make_machine(root: Path, groups: str, *, free_mib: int = 4096) -> Path:
+    """The files of a machine; ``groups``: text of /proc/self/cgroup."""
+    write_files(root / "proc", {"meminfo": f"MemTotal: 1 kB\nMemAvailable: {free_mib * 1024} kB\n"})
+    write_files(root / "proc/self", {"cgroup": groups})
     (root / "sys/fs/cgroup").mkdir(parents=True)
     return root
 
 
-def lay(folder: Path, files: dict[str, str]) -> None:
+def write_files(folder: Path, files: dict[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text)
 
 
-def second(folder: Path, most: str, used_mib: int, *, kept_mib: int = 0, kills: int = 0) -> None:
-    """The files of a group of version 2."""
+def write_group_v2(
+    folder: Path, most: str, used_mib: int, *, kept_mib: int = 0, kills: int = 0
+) -> None:
+    """Write the files of a cgroup v2."""
     stat = f"anon 5\ninactive_file {kept_mib * MIB}\n"
-    lay(folder, {
+    write_files(folder, {
         "memory.max": f"{most}\n", "memory.current": f"{used_mib * MIB}\n", "memory.stat": stat,
         "memory.events": f"low 0\noom 1\noom_kill {kills}\n",
     })  # fmt: skip
 
 
-def test_a_machine_without_groups(tmp_path: Path) -> None:
-    root = machine(tmp_path, "")
+def test_machine_without_groups_has_no_limit(tmp_path: Path) -> None:
+    root = make_machine(tmp_path, "")
     assert available_bytes(root) == 4096 * MIB
     assert describe_limits(root) == ""
     assert count_kills(root) == 0
 
 
-def test_nothing_is_known_where_there_is_no_proc(tmp_path: Path) -> None:
+def test_memory_is_unlimited_without_proc(tmp_path: Path) -> None:
     assert available_bytes(tmp_path) > 1 << 60
 
 
-def test_version_2_nested_the_outer_one_may_be_narrower(tmp_path: Path) -> None:
-    root = machine(tmp_path, "0::/jobs/7/step\n")
+def test_cgroup_v2_outer_group_may_be_narrower(tmp_path: Path) -> None:
+    root = make_machine(tmp_path, "0::/jobs/7/step\n")
     top = root / "sys/fs/cgroup"
-    lay(top, {"cgroup.controllers": "memory"})
-    second(top / "jobs/7/step", "max", 100, kills=3)
-    second(top / "jobs/7", str(512 * MIB), 300, kept_mib=50)
-    second(top / "jobs", str(1024 * MIB), 1000)
+    write_files(top, {"cgroup.controllers": "memory"})
+    write_group_v2(top / "jobs/7/step", "max", 100, kills=3)
+    write_group_v2(top / "jobs/7", str(512 * MIB), 300, kept_mib=50)
+    write_group_v2(top / "jobs", str(1024 * MIB), 1000)
     assert [one.name for one in group_limits(root)] == [
         "the control group jobs/7", "the control group jobs",
     ]  # fmt: skip
@@ -70,20 +72,20 @@ def test_version_2_nested_the_outer_one_may_be_narrower(tmp_path: Path) -> None:
     assert count_kills(root) == 3
 
 
-def test_version_2_in_a_container_that_sees_its_own_group_as_the_top(tmp_path: Path) -> None:
-    root = machine(tmp_path, "0::/docker/0123456789abcdef\n")
+def test_cgroup_v2_container_may_see_its_group_as_root(tmp_path: Path) -> None:
+    root = make_machine(tmp_path, "0::/docker/0123456789abcdef\n")
     top = root / "sys/fs/cgroup"
-    lay(top, {"cgroup.controllers": "memory"})
-    second(top, str(256 * MIB), 56)
+    write_files(top, {"cgroup.controllers": "memory"})
+    write_group_v2(top, str(256 * MIB), 56)
     assert available_bytes(root) == 200 * MIB
 
 
-def test_version_1(tmp_path: Path) -> None:
-    root = machine(tmp_path, "5:cpu,cpuacct:/\n4:memory:/job\n0::/\n")
-    lay(root / "sys/fs/cgroup/memory", {
+def test_cgroup_v1_limits_are_read(tmp_path: Path) -> None:
+    root = make_machine(tmp_path, "5:cpu,cpuacct:/\n4:memory:/job\n0::/\n")
+    write_files(root / "sys/fs/cgroup/memory", {
         "memory.limit_in_bytes": "9223372036854771712\n", "memory.usage_in_bytes": "5\n",
     })  # fmt: skip
-    lay(root / "sys/fs/cgroup/memory/job", {
+    write_files(root / "sys/fs/cgroup/memory/job", {
         "memory.limit_in_bytes": f"{300 * MIB}\n", "memory.usage_in_bytes": f"{250 * MIB}\n",
         "memory.stat": f"total_inactive_file {30 * MIB}\n",
         "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
@@ -93,13 +95,13 @@ def test_version_1(tmp_path: Path) -> None:
     assert count_kills(root) == 2
 
 
-def test_kills_of_a_machine_whose_groups_do_not_count(tmp_path: Path) -> None:
-    root = machine(tmp_path, "0::/\n")
+def test_kills_are_read_from_vmstat_without_group_counts(tmp_path: Path) -> None:
+    root = make_machine(tmp_path, "0::/\n")
     (root / "proc/vmstat").write_text("nr_free_pages 7\noom_kill 4\n")
     assert count_kills(root) == 4
 
 
-def test_who_was_killed_for_memory_is_told_so_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_out_of_memory_kill_is_explained_once(monkeypatch: pytest.MonkeyPatch) -> None:
     count = 5
     monkeypatch.setattr(limits, "count_kills", lambda: count)
     monkeypatch.setattr(limits, "describe_limits", lambda: "2.0 GiB by the control group job")
@@ -110,10 +112,10 @@ def test_who_was_killed_for_memory_is_told_so_once_each(monkeypatch: pytest.Monk
     assert [toll.explain(2.0) for _ in range(3)] == [told, told, ""]
 
 
-def test_a_kill_of_somebody_else_explains_no_end_that_comes_later(
+def test_earlier_kill_of_another_process_explains_no_later_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another run in the same group, or a process that a worker has begun."""
+    """Of another run in the same group, or a process that a worker has started."""
     count = 5
     monkeypatch.setattr(limits, "count_kills", lambda: count)
     toll = limits.Toll(0.0)
@@ -143,11 +145,11 @@ def test_a_kill_of_somebody_else_explains_no_end_that_comes_later(
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
     ],
 )
-def test_the_end_of_memory_is_told_from_other_errors(error: Exception, is_end: bool) -> None:
+def test_out_of_memory_is_distinguished_from_other_errors(error: Exception, is_end: bool) -> None:
     assert is_out_of_memory(error) == is_end
 
 
-def test_more_workers_than_memory_are_refused_before_they_begin(
+def test_too_many_workers_for_memory_are_refused_at_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "available_bytes", lambda: 100 * MIB)
@@ -161,13 +163,13 @@ def test_more_workers_than_memory_are_refused_before_they_begin(
     )
 
 
-def test_open_files_are_asked_for_as_far_as_that_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int]] = []
+def test_open_file_limit_is_raised_as_far_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda number: (64, 100))
-    monkeypatch.setattr(resource, "setrlimit", lambda number, pair: asked.append(pair))
+    monkeypatch.setattr(resource, "setrlimit", lambda number, pair: requests.append(pair))
     allow(4)
-    assert asked == []
+    assert requests == []
     allow(16)
-    assert asked == [(96, 100)]
+    assert requests == [(96, 100)]
     with pytest.raises(ConfigError, match=r"20 workers need 108 open files, but 100 are allowed"):
         allow(20)

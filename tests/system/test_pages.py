@@ -1,4 +1,4 @@
-"""Memory that is given back to the machine."""
+"""Memory that is returned to the system."""
 
 import os
 import subprocess
@@ -15,12 +15,12 @@ MIB = 1 << 20
 
 def resident_bytes() -> int:
     rows = Path("/proc/self/status").read_text().splitlines()
-    return next(int(one.split()[1]) << 10 for one in rows if one.startswith("VmRSS"))
+    return next(int(row.split()[1]) << 10 for row in rows if row.startswith("VmRSS"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="proc(5) and malloc_trim(3)")
-def test_what_was_freed_goes_back() -> None:
-    held = [torch.ones(MIB // 64) for _ in range(1024)]  # too small to be mapped by themselves
+def test_freed_memory_is_returned_to_the_system() -> None:
+    held = [torch.ones(MIB // 64) for _ in range(1024)]  # too small for mappings of their own
     kept = held[-1]
     del held
     before = resident_bytes()
@@ -46,14 +46,14 @@ print(before - resident())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="proc(5) and glibc")
-def test_a_lean_heap_gives_blocks_back_at_once() -> None:
+def test_lean_heap_returns_blocks_at_once() -> None:
     added = lean_heap({})
     code = [sys.executable, "-c", FREES]
-    said = subprocess.run(code, env=os.environ | added, stdout=subprocess.PIPE, check=True).stdout
-    assert int(said) > 30_000  # KiB
+    output = subprocess.run(code, env=os.environ | added, stdout=subprocess.PIPE, check=True).stdout
+    assert int(output) > 30_000  # KiB
 
 
-def test_what_the_user_has_set_up_stays() -> None:
+def test_allocator_settings_of_the_user_are_kept() -> None:
     assert lean_heap({"MALLOC_ARENA_MAX": "1"}) == {}
     assert lean_heap({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}) == {}
     other = lean_heap({"GLIBC_TUNABLES": "glibc.cpu.x86_ibt=on"})["GLIBC_TUNABLES"]

@@ -1,4 +1,4 @@
-"""Who is asked to stop, how often, and when it is at once."""
+"""Requests to stop by a signal: repeated, and immediate."""
 
 import os
 import signal
@@ -10,22 +10,22 @@ from paceline.system import signals
 from paceline.system.signals import SignalInterrupt, ended_by_signals
 
 
-def test_a_signal_that_comes_twice_at_once_is_one_and_a_later_one_ends_all(
+def test_repeated_signal_counts_once_and_a_later_one_interrupts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """``timeout`` sends it to its child, and then to the group that its child is in."""
+    """``timeout`` sends it to its child and then to the child's process group."""
     monkeypatch.setattr(signals, "_SAME_S", 0.05)
-    asked: list[int] = []
+    requests: list[int] = []
 
     def stop_softly(number: int) -> bool:
-        asked.append(number)
-        return len(asked) == 1
+        requests.append(number)
+        return len(requests) == 1
 
     with ended_by_signals(stop_softly):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert asked == [signal.SIGTERM]
+        assert requests == [signal.SIGTERM]
         time.sleep(0.1)
         with pytest.raises(SignalInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
-    assert asked == [signal.SIGTERM] * 2
+    assert requests == [signal.SIGTERM] * 2

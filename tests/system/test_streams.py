@@ -1,4 +1,4 @@
-"""Who trains does not end because nobody reads what it says."""
+"""Training does not end if nobody reads its output."""
 
 import errno
 import fcntl
@@ -14,13 +14,13 @@ from paceline.system.streams import Lasting, Tail, open_standard_streams, wait_f
 
 
 class Full(io.StringIO):
-    """A file on a disk that is full."""
+    """A file on a full disk."""
 
     def write(self, text: str) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_what_cannot_be_written_is_told_once_and_raises_nothing() -> None:
+def test_write_error_is_reported_once_and_not_raised() -> None:
     told: list[str] = []
     out = Lasting(Full(), told.append)
     assert out.trouble == ""
@@ -29,7 +29,7 @@ def test_what_cannot_be_written_is_told_once_and_raises_nothing() -> None:
     assert told == [out.trouble] == ["No space left on device"]
 
 
-def test_a_terminal_of_few_letters_gets_their_numbers() -> None:
+def test_ascii_terminal_gets_escaped_characters() -> None:
     raw = io.BytesIO()
     out = Lasting(io.TextIOWrapper(raw, encoding="ascii"))
     out.write("\u03c4 = 3\n")
@@ -39,7 +39,9 @@ def test_a_terminal_of_few_letters_gets_their_numbers() -> None:
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
-def test_so_do_results_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printed_results_are_escaped_for_an_ascii_terminal(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr(sys, name, io.TextIOWrapper(raw, encoding="ascii"))
     open_standard_streams()
@@ -47,11 +49,11 @@ def test_so_do_results_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert raw.getvalue() == b"\\xfc.py, \\udcff.py\n"
 
 
-def test_a_log_is_shown_in_whole_lines_and_at_the_end_in_full(tmp_path: Path) -> None:
+def test_log_is_shown_in_whole_lines_and_completely_at_the_end(tmp_path: Path) -> None:
     first, second = tmp_path / "0.log", tmp_path / "1.log"
     shown: list[str] = []
     tail = Tail((first, second), shown.append)
-    tail.show()  # there is none yet
+    tail.show()  # no log exists yet
     first.write_text("one\ntw")
     tail.show()
     assert shown == ["one\n"]
@@ -63,7 +65,7 @@ def test_a_log_is_shown_in_whole_lines_and_at_the_end_in_full(tmp_path: Path) ->
     assert shown == ["one\n", "tw", "three"]
 
 
-def test_a_process_may_have_more_descriptors_than_select_knows() -> None:
+def test_wait_for_supports_descriptors_beyond_those_of_select() -> None:
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 2000:
         pytest.skip("this process may not open so many")
     reader, writer = os.pipe()

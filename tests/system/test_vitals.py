@@ -1,4 +1,4 @@
-"""What the kernel tells of a process: its state, its tracer, and CPU time with its children's."""
+"""Process information from the kernel: state, tracer, and CPU time including children."""
 
 import os
 import signal
@@ -23,8 +23,8 @@ IGNORES = "import signal, time; signal.signal(10, lambda *_: None); " + SLEEPS
 
 
 @contextmanager
-def started(code: str) -> Iterator[int]:
-    """A process that runs this, once it says so; it ends with the block, and what it began, too."""
+def started_process(code: str) -> Iterator[int]:
+    """A process that runs this code, once it reports; it and its children end with the block."""
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
     )
@@ -38,35 +38,35 @@ def started(code: str) -> Iterator[int]:
         process.stdout.close()
 
 
-def comes(is_there: Callable[[], bool]) -> bool:
-    """Whether it does within a while."""
+def becomes_true(is_there: Callable[[], bool]) -> bool:
+    """Whether the condition becomes true within a time limit."""
     end_s = time.monotonic() + 20.0
     while not is_there() and time.monotonic() < end_s:
         time.sleep(0.002)
     return is_there()
 
 
-def test_a_sleeper_uses_no_time_and_is_awake_until_it_is_stopped() -> None:
-    with started(SLEEPS) as pid:
+def test_sleeping_process_is_awake_until_it_is_stopped() -> None:
+    with started_process(SLEEPS) as pid:
         before = read_vitals(pid)
         assert before.state is ProcessState.AWAKE
-        assert comes(lambda: not read_vitals(pid).is_running)
+        assert becomes_true(lambda: not read_vitals(pid).is_running)
         os.kill(pid, signal.SIGSTOP)
-        assert comes(lambda: read_vitals(pid).state is ProcessState.STOPPED)
+        assert becomes_true(lambda: read_vitals(pid).state is ProcessState.STOPPED)
         assert read_vitals(pid).cpu_s - before.cpu_s < 0.05
         os.kill(pid, signal.SIGCONT)
-        assert comes(lambda: read_vitals(pid).state is ProcessState.AWAKE)
+        assert becomes_true(lambda: read_vitals(pid).state is ProcessState.AWAKE)
 
 
 @pytest.mark.parametrize("code", [COMPUTES, LETS_COMPUTE], ids=["itself", "a child"])
-def test_the_time_of_a_process_is_its_childrens_too(code: str) -> None:
-    with started(code) as pid:
+def test_cpu_time_includes_children(code: str) -> None:
+    with started_process(code) as pid:
         before_s = read_vitals(pid).cpu_s
-        assert comes(lambda: read_vitals(pid).cpu_s > before_s + 0.1)
-        assert comes(lambda: read_vitals(pid).is_running)
+        assert becomes_true(lambda: read_vitals(pid).cpu_s > before_s + 0.1)
+        assert becomes_true(lambda: read_vitals(pid).is_running)
 
 
-def test_a_process_that_is_over_is_ended_and_time_of_the_dead_stays() -> None:
+def test_ended_process_is_reported_and_its_time_stays_counted() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert read_vitals(process.pid).state is ProcessState.ENDED
@@ -75,22 +75,22 @@ def test_a_process_that_is_over_is_ended_and_time_of_the_dead_stays() -> None:
     assert read_vitals(os.getpid()).cpu_s >= os.times().children_user
 
 
-def test_it_is_known_which_signals_a_process_catches() -> None:
-    with started(IGNORES) as pid:
+def test_caught_signals_are_known() -> None:
+    with started_process(IGNORES) as pid:
         assert catches(pid, signal.SIGUSR1)
         assert not catches(pid, signal.SIGUSR2)
 
 
-def test_without_proc_nobody_can_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vitals_are_unknown_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vitals, "_PROC", tmp_path / "none")
     assert read_vitals(os.getpid()) == UNKNOWN
     assert catches(os.getpid(), signal.SIGUSR2)
 
 
-def test_who_is_traced_is_so_whatever_its_state(
+def test_traced_process_is_recognized_in_any_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the kernel writes it; to trace somebody needs rights that a container may not give."""
+    """From a file as the kernel writes it; tracing needs rights that a container may lack."""
     monkeypatch.setattr(vitals, "_PROC", tmp_path)
     (tmp_path / "self").mkdir()
     (tmp_path / "7").mkdir()

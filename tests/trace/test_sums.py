@@ -1,4 +1,4 @@
-"""A line that was changed, lost, added or moved is found by its sum."""
+"""A line that was changed, lost, added or moved is found by its checksum."""
 
 import io
 
@@ -17,11 +17,11 @@ def sealed(bodies: list[str]) -> list[bytes]:
     return lines
 
 
-def test_a_line_opens_to_what_was_sealed() -> None:
+def test_a_sealed_line_is_opened_again() -> None:
     total = 0
     for body, line in zip(BODIES, sealed(BODIES), strict=True):
-        found, total = opened(line, total)
-        assert found.decode() == body
+        result, total = opened(line, total)
+        assert result.decode() == body
 
 
 LINES = sealed(BODIES)
@@ -38,11 +38,11 @@ LINES = sealed(BODIES)
         (LINES, 4),
     ],
 )
-def test_a_trace_is_sound_up_to_what_was_damaged(damaged: list[bytes], num_sound: int) -> None:
+def test_a_trace_is_intact_up_to_the_damage(damaged: list[bytes], num_sound: int) -> None:
     num_bytes, _ = sound_part(io.BytesIO(b"".join(damaged)), 1 << 20)
     assert num_bytes == sum(map(len, LINES[:num_sound]))
 
 
-def test_a_line_that_ends_behind_the_border_is_not_counted() -> None:
+def test_a_line_that_ends_after_the_limit_is_not_counted() -> None:
     num_bytes, _ = sound_part(io.BytesIO(b"".join(LINES)), len(LINES[0]) + 5)
     assert num_bytes == len(LINES[0])

@@ -1,4 +1,4 @@
-"""The trace gives back what was written, and damage is named."""
+"""The trace is read back as written, and damage is named."""
 
 import errno
 import json
@@ -57,7 +57,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "trace.jsonl"
 
 
-def test_what_is_written_is_read_back(path: Path) -> None:
+def test_written_records_are_read_back(path: Path) -> None:
     trace = Trace(path)
     push = Pushed(TICKET, 64, 0.1 + 0.2, True, 1 / 3)
     trace.header(task="lenet", workers=2, learning_rates=[0.2])
@@ -112,7 +112,7 @@ def test_a_push_keeps_its_numbers_bit_for_bit(
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_no_number_is_null_so_that_every_line_is_json(
+def test_a_non_finite_loss_is_written_as_null_to_keep_lines_valid_json(
     loss: float, path: Path
 ) -> None:
     trace = Trace(path)
@@ -150,7 +150,7 @@ def write_three(path: Path) -> list[str]:
     return path.read_text().splitlines(keepends=True)
 
 
-def test_a_last_line_that_was_cut_off_is_left_out(path: Path) -> None:
+def test_a_truncated_last_line_is_left_out(path: Path) -> None:
     lines = write_three(path)
     for cut in range(1, len(lines[2])):
         path.write_text("".join(lines)[:-cut])
@@ -169,14 +169,14 @@ def test_other_damage_is_an_error_that_names_the_line(damage: str, path: Path) -
             list(read_trace(path))
 
 
-def test_of_a_trace_that_is_damaged_at_its_begin_nothing_is_offered(path: Path) -> None:
+def test_of_a_trace_damaged_at_its_start_nothing_is_offered(path: Path) -> None:
     path.write_text("{broken\n")
     with pytest.raises(ConfigError, match=r"trace\.jsonl:1 .*nothing of it can be read$"):
         list(read_trace(path))
 
 
 @pytest.mark.parametrize("order", [(0, 2, 1), (0, 2), (0, 1, 1, 2), (1, 2)])
-def test_a_line_that_was_moved_lost_or_doubled_is_found_by_its_sum(
+def test_a_moved_lost_or_repeated_line_is_found_by_its_checksum(
     order: tuple[int, ...], path: Path
 ) -> None:
     lines = write_three(path)
@@ -185,7 +185,7 @@ def test_a_line_that_was_moved_lost_or_doubled_is_found_by_its_sum(
         list(read_trace(path))
 
 
-def test_a_digit_that_was_changed_is_found_by_the_sum(path: Path) -> None:
+def test_a_changed_digit_is_found_by_the_checksum(path: Path) -> None:
     lines = write_three(path)
     path.write_text(lines[0] + lines[1].replace('"t":', '"t":1', 1) + lines[2])
     with pytest.raises(ConfigError, match=r"trace\.jsonl:2 \(ValueError: its checksum is wrong"):
@@ -201,7 +201,7 @@ def test_another_format_is_refused(number: int, remedy: str, path: Path) -> None
         list(read_trace(path))
 
 
-def test_a_file_that_is_no_trace_is_refused(path: Path) -> None:
+def test_a_file_that_is_not_a_trace_is_refused(path: Path) -> None:
     path.write_text(reseal('{"kind":"note","t":0.1,"text":"hello"}\n'))
     with pytest.raises(ConfigError, match="is not a trace: its first line is not a header"):
         list(read_trace(path))
@@ -209,7 +209,7 @@ def test_a_file_that_is_no_trace_is_refused(path: Path) -> None:
 
 @pytest.mark.parametrize("size", [100, 70_000, 65_536, 131_072, 200_001])
 @pytest.mark.parametrize("line", [40, 30_000])
-def test_a_disk_that_was_full_and_has_room_again_has_it_all(
+def test_records_kept_during_a_full_disk_are_written_later(
     size: int, line: int, path: Path
 ) -> None:
     trace = Trace(path)
@@ -234,7 +234,7 @@ def test_a_disk_that_was_full_and_has_room_again_has_it_all(
 
 
 @pytest.mark.parametrize("size", [100, 65_536, 200_001])
-def test_a_disk_that_stays_full_leaves_whole_lines(
+def test_a_disk_that_stays_full_leaves_complete_lines(
     size: int, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "_MOST_WAITING_BYTES", 1 << 17)
@@ -252,11 +252,11 @@ def test_a_disk_that_stays_full_leaves_whole_lines(
     trace.note(1.0, "too late")
     trace.close()
     assert path.stat().st_size == at_bytes <= size
-    found = list(read_trace(path)) if at_bytes else []
-    assert all(isinstance(one, Header) or one.text == "x" * 40 for one in found)  # type: ignore[union-attr]
+    results = list(read_trace(path)) if at_bytes else []
+    assert all(isinstance(result, Header) or result.text == "x" * 40 for result in results)  # type: ignore[union-attr]
 
 
-def test_a_file_that_was_deleted_is_written_anew(path: Path) -> None:
+def test_a_deleted_file_is_written_anew(path: Path) -> None:
     trace = Trace(path)
     trace.header(workers=1)
     trace.note(0.0, "before")
@@ -271,7 +271,7 @@ def test_a_file_that_was_deleted_is_written_anew(path: Path) -> None:
     assert len(list(read_trace(path))) == 5
 
 
-def test_a_copy_has_also_what_waits(path: Path) -> None:
+def test_a_copy_includes_waiting_records(path: Path) -> None:
     trace = Trace(path)
     trace.header(workers=1)
     trace.flush()
@@ -286,7 +286,7 @@ def test_a_missing_trace_is_named(path: Path) -> None:
         list(read_trace(path))
 
 
-def test_one_that_was_deleted_and_has_no_room_is_written_anew_later(
+def test_a_deleted_file_on_a_full_disk_is_written_anew_later(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = Trace(path)

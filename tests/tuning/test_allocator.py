@@ -1,4 +1,4 @@
-"""Memory that was freed: given back as usual, or kept for the next step."""
+"""Freed memory: returned as usual, or kept for the next step."""
 
 import os
 import resource
@@ -35,8 +35,8 @@ def as_usual() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_what_is_kept_is_asked_for_once(is_kept: bool) -> None:
-    """In a process of its own: here the heap may have room for anything."""
+def test_kept_memory_is_requested_only_once(is_kept: bool) -> None:
+    """In a separate process, because the heap here may have free space."""
     code = f"""if True:
         import resource
         import torch
@@ -52,10 +52,10 @@ def test_what_is_kept_is_asked_for_once(is_kept: bool) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     pages = int(done.stdout) / (30 * SIZE / PAGE)
-    assert pages < 0.5 if is_kept else pages > 0.9  # the heap finds its size in a few steps
+    assert pages < 0.5 if is_kept else pages > 0.9  # the heap reaches its size in a few steps
 
 
-def test_what_was_changed_is_put_back_whatever_happens() -> None:
+def test_kept_process_restores_its_state_after_an_error() -> None:
     threads = torch.get_num_threads()
 
     def change() -> None:
@@ -71,7 +71,7 @@ def test_what_was_changed_is_put_back_whatever_happens() -> None:
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_a_trial_leaves_the_process_as_it_was(is_kept: bool) -> None:
+def test_trial_restores_the_allocator_setting(is_kept: bool) -> None:
     if is_kept:
         allocator.keep(True)
     given = Speed(keep_memory=is_kept)
@@ -79,18 +79,18 @@ def test_a_trial_leaves_the_process_as_it_was(is_kept: bool) -> None:
     assert allocator.is_kept() == is_kept
 
 
-def test_it_is_tried_on_a_cpu_and_once() -> None:
+def test_kept_memory_is_tried_once_and_only_on_a_cpu() -> None:
     assert KeptMemory().options(subject(), Speed()) == (True,)
     assert KeptMemory().options(subject(), Speed(keep_memory=True)) == ()
     assert KeptMemory().options(subject(device=torch.device("cuda")), Speed()) == ()
 
 
-def test_what_the_user_set_up_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocator_settings_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=1000000000")
     assert KeptMemory().options(subject(), Speed()) == ()
 
 
-def test_without_such_a_library_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keep_memory_without_glibc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator, "_library", lambda: None)
     assert KeptMemory().options(subject(), Speed()) == ()
     one = subject().objects
@@ -108,14 +108,14 @@ def test_without_such_a_library_it_is_refused(monkeypatch: pytest.MonkeyPatch) -
         ("always", False, "cpu", True),
     ],
 )
-def test_a_workers_own_process_keeps_memory_unless_it_is_told_otherwise(
+def test_worker_process_keeps_memory_by_default(
     asked: str, is_own: bool, device: str, kept: bool
 ) -> None:
     context = Context(keep_memory=asked, is_own_process=is_own)
     assert given_by_hand(context, subject(device=torch.device(device))).keep_memory is kept
 
 
-def test_a_worker_keeps_nothing_where_the_user_set_up_the_memory(
+def test_worker_does_not_override_allocator_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000")
@@ -123,7 +123,7 @@ def test_a_worker_keeps_nothing_where_the_user_set_up_the_memory(
 
 
 @pytest.mark.parametrize(("flag", "said"), [("", "True"), ("--keep-memory never ", "False")])
-def test_a_launched_worker_keeps_memory(
+def test_launched_worker_keeps_memory(
     flag: str, said: str, say: Callable[[str], tuple[int, str, str]], tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(

@@ -1,4 +1,4 @@
-"""What every candidate promises, whichever it is; a new one is tested by being listed."""
+"""The contract of every candidate; a new one is tested by being listed."""
 
 import copy
 from collections.abc import Iterator
@@ -38,33 +38,33 @@ def same_process() -> Iterator[None]:
 def losses(
     candidate: Candidate, value: Value, num_steps: int = 3, objects: Objects | None = None
 ) -> list[float]:
-    """Of a few steps with ``value`` in effect."""
+    """The losses of a few steps with ``value`` in effect."""
     objects = objects or subject().objects
     candidate.apply(objects, value)
     precision = value if candidate.name == "precision" else "fp32"
-    found = []
+    results = []
     for _ in range(num_steps):
         objects.optimizer.zero_grad()
         with autocast(torch.device("cpu"), str(precision)):
             loss = loss_of(objects.model, batch())
         loss.backward()  # type: ignore[no-untyped-call]
         objects.optimizer.step()
-        found.append(float(loss.detach()))
-    return found
+        results.append(float(loss.detach()))
+    return results
 
 
 @pytest.mark.parametrize(("candidate", "value"), OPTIONS)
-def test_an_option_changes_no_number_but_by_rounding(candidate: Candidate, value: Value) -> None:
-    """And what keeps the bits changes none at all, on as many threads: those that were set stay."""
-    wanted = losses(candidate, getattr(Speed(), candidate.name))
-    found = losses(candidate, value)
+def test_option_changes_losses_only_by_rounding(candidate: Candidate, value: Value) -> None:
+    """And not at all if it keeps the bits, with the same threads: those that were set stay."""
+    expected = losses(candidate, getattr(Speed(), candidate.name))
+    actual = losses(candidate, value)
     tolerance = 2e-2 if candidate.name == "precision" else 1e-5
-    assert found == pytest.approx(wanted, abs=tolerance)
-    assert found == wanted or not candidate.keeps_bits
+    assert actual == pytest.approx(expected, abs=tolerance)
+    assert actual == expected or not candidate.keeps_bits
 
 
 def loaded(*, is_channels_last: bool) -> Objects:
-    """With momentum in the usual memory order, whatever the weights' is."""
+    """Objects with loaded momentum in the usual memory order, whatever that of the weights."""
     objects = subject().objects
     if is_channels_last:
         model: Any = objects.model
@@ -75,14 +75,16 @@ def loaded(*, is_channels_last: bool) -> Objects:
 
 @pytest.mark.parametrize("is_channels_last", [True, False])
 @pytest.mark.parametrize("value", ["fused", "foreach"])
-def test_a_kernel_takes_state_of_another_memory_order(value: str, is_channels_last: bool) -> None:
-    wanted = losses(OptimizerKernel(), "as it is", objects=loaded(is_channels_last=False))
+def test_optimizer_kernel_accepts_state_of_another_memory_order(
+    value: str, is_channels_last: bool
+) -> None:
+    expected = losses(OptimizerKernel(), "as it is", objects=loaded(is_channels_last=False))
     objects = loaded(is_channels_last=is_channels_last)
-    found = losses(OptimizerKernel(), value, objects=objects)
-    assert found == pytest.approx(wanted, abs=1e-5)
+    actual = losses(OptimizerKernel(), value, objects=objects)
+    assert actual == pytest.approx(expected, abs=1e-5)
 
 
-def test_state_goes_to_the_memory_order_that_its_weights_go_to() -> None:
+def test_optimizer_state_follows_the_memory_order_of_its_weights() -> None:
     objects = loaded(is_channels_last=False)
     ChannelsLast().apply(objects, True)
     for one, state in objects.optimizer.state.items():
@@ -91,7 +93,7 @@ def test_state_goes_to_the_memory_order_that_its_weights_go_to() -> None:
     assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_weights_of_one_memory_are_not_moved_apart() -> None:
+def test_weights_sharing_memory_are_not_converted() -> None:
     model = network()
     weight = next(model.parameters())
     model.register_parameter("again", nn.Parameter(weight.detach()))
@@ -99,7 +101,7 @@ def test_weights_of_one_memory_are_not_moved_apart() -> None:
     assert list(ChannelsLast().options(subject(model), Speed())) == []
 
 
-def test_batches_are_loaded_elsewhere_only_where_they_are_the_same() -> None:
+def test_loader_workers_are_tried_only_if_batches_stay_the_same() -> None:
     gpu = torch.device("cuda")
     kept = subject(device=gpu, may_load_elsewhere=False)
     assert list(LoaderWorkers().options(kept, Speed())) == []
@@ -110,7 +112,7 @@ def test_batches_are_loaded_elsewhere_only_where_they_are_the_same() -> None:
     assert list(LoaderWorkers().options(subject(), Speed())) == [1, 2, 4]
 
 
-def test_the_loaders_own_number_of_processes_is_not_tried_again() -> None:
+def test_current_number_of_loader_workers_is_not_tried_again() -> None:
     own = subject(loader_workers=2)
     assert list(LoaderWorkers().options(own, Speed())) == [1, 4]
     assert list(LoaderWorkers().options(own, Speed(loader_workers=4))) == [1, 2]
@@ -119,43 +121,41 @@ def test_the_loaders_own_number_of_processes_is_not_tried_again() -> None:
 @pytest.mark.parametrize(
     ("lengths", "size"), [((12, 8), 12), ((8, 12), 8), ((3, 8, 8), 8), ((), 5)]
 )
-def test_the_length_that_most_tensors_of_a_batch_have_is_its_size(
-    lengths: tuple[int, ...], size: int
-) -> None:
+def test_batch_size_is_the_most_common_tensor_length(lengths: tuple[int, ...], size: int) -> None:
     assert num_samples_of([torch.zeros(length, 2) for length in lengths], 5) == size
 
 
 @pytest.mark.parametrize(("candidate", "value"), OPTIONS)
-def test_objects_stay_the_users_own(candidate: Candidate, value: Value) -> None:
+def test_parameters_and_names_stay_those_of_the_user(candidate: Candidate, value: Value) -> None:
     objects = subject().objects
     model, names = objects.model, list(objects.model.state_dict())
-    held = [id(one) for one in model.parameters()]
+    held = [id(parameter) for parameter in model.parameters()]
     candidate.apply(objects, value)
-    assert [id(one) for one in model.parameters()] == held
+    assert [id(parameter) for parameter in model.parameters()] == held
     assert list(model.state_dict()) == names
     copied = copy.deepcopy(model)
-    wanted = loss_of(model.eval(), batch())
+    expected = loss_of(model.eval(), batch())
     with torch.no_grad():
         next(iter(model.parameters())).fill_(0.0)
-    assert loss_of(copied.eval(), batch()).item() == pytest.approx(wanted.item(), rel=1e-5)
+    assert loss_of(copied.eval(), batch()).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda one: one.name)
-def test_a_candidate_is_a_field_of_speed_and_its_default_does_nothing(candidate: Candidate) -> None:
+def test_default_value_of_a_candidate_changes_nothing(candidate: Candidate) -> None:
     default = getattr(Speed(), candidate.name)
     before = subject()
-    strides = [one.stride() for one in before.objects.model.parameters()]
+    strides = [parameter.stride() for parameter in before.objects.model.parameters()]
     groups = [dict(group) for group in before.objects.optimizer.param_groups]
     threads = torch.get_num_threads()
     candidate.apply(before.objects, default)
-    assert [one.stride() for one in before.objects.model.parameters()] == strides
+    assert [parameter.stride() for parameter in before.objects.model.parameters()] == strides
     assert [dict(group) for group in before.objects.optimizer.param_groups] == groups
     assert torch.get_num_threads() == threads
     assert candidate.words(default)
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda one: one.name)
-def test_what_is_chosen_is_not_offered_again(candidate: Candidate) -> None:
+def test_chosen_value_is_not_offered_again(candidate: Candidate) -> None:
     for value in candidate.options(subject(), Speed()):
         speed = Speed().having(candidate.name, value)
         assert value != getattr(Speed(), candidate.name)

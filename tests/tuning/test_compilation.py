@@ -1,4 +1,4 @@
-"""Compiled code runs in training calls of a usual size, and nowhere else."""
+"""Compiled code runs only in training calls of the usual size."""
 
 from typing import Any
 
@@ -12,23 +12,23 @@ from subjects import SIZE, batch, network, subject
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes that the compiled code was called with; torch compiles nothing."""
-    found: list[int] = []
+    """The sizes the compiled code was called with; torch compiles nothing."""
+    results: list[int] = []
 
     def compiled(function: Any, *, mode: str, dynamic: bool) -> Any:
         assert (mode, dynamic) == ("default", False)
 
         def run(inputs: Any) -> Any:
-            found.append(len(inputs))
+            results.append(len(inputs))
             return function(inputs)
 
         return run
 
     monkeypatch.setattr(torch, "compile", compiled)
-    return found
+    return results
 
 
-def test_an_evaluation_and_a_last_batch_run_eagerly(calls: list[int]) -> None:
+def test_evaluation_and_short_last_batch_run_eagerly(calls: list[int]) -> None:
     model, (inputs, _) = network(), batch()
     compile_model(model, "default", frozenset({SIZE}))
     model(inputs)
@@ -39,14 +39,14 @@ def test_an_evaluation_and_a_last_batch_run_eagerly(calls: list[int]) -> None:
     assert calls == [SIZE]
 
 
-def test_a_model_is_compiled_once(calls: list[int]) -> None:
+def test_compiling_a_model_twice_is_refused(calls: list[int]) -> None:
     objects = subject().objects
     Compilation().apply(objects, "default")
     with pytest.raises(ConfigError, match="already compiled; leave --compile out"):
         Compilation().apply(objects, "default")
 
 
-def test_samples_of_a_dict_are_counted_too(calls: list[int]) -> None:
+def test_samples_of_a_dict_are_counted(calls: list[int]) -> None:
     class OfDict(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -59,4 +59,4 @@ def test_samples_of_a_dict_are_counted_too(calls: list[int]) -> None:
     compile_model(model, "default", frozenset({SIZE}))
     model({"x": inputs})
     model({"x": inputs[:3]})
-    assert calls == [1]  # by a dict of one tensor
+    assert calls == [1]  # with a dict of one tensor

@@ -1,4 +1,4 @@
-"""What a trial found is found once, also where several workers ask at the same time."""
+"""The outcome of a trial is measured once, even if several workers ask at the same time."""
 
 import os
 import threading
@@ -30,19 +30,19 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def test_the_second_asks_nobody_and_reads_the_same() -> None:
+def test_second_request_reads_the_stored_outcome() -> None:
     assert remembered("a", lambda: OUTCOME) == (OUTCOME, False)
     assert remembered("a", pytest.fail) == (OUTCOME, True)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"speed": {}}'])
-def test_a_damaged_file_is_measured_anew(text: str) -> None:
+def test_damaged_file_is_measured_again(text: str) -> None:
     remembered("a", lambda: OUTCOME)
     (folder() / "a.json").write_text(text)
     assert remembered("a", lambda: OUTCOME) == (OUTCOME, False)
 
 
-def test_what_lacks_something_for_want_of_time_counts_for_a_day() -> None:
+def test_incomplete_outcome_is_kept_for_a_day() -> None:
     partial = replace(OUTCOME, findings=(Finding(name="a", what="a", was_tried=False),))
     remembered("a", lambda: partial)
     assert remembered("a", pytest.fail) == (partial, True)
@@ -53,7 +53,7 @@ def test_what_lacks_something_for_want_of_time_counts_for_a_day() -> None:
     assert remembered("a", pytest.fail) == (OUTCOME, True)
 
 
-def test_a_disturbed_moment_counts_for_the_workers_of_that_run_alone() -> None:
+def test_disturbed_outcome_is_kept_for_a_minute() -> None:
     disturbed = replace(OUTCOME, is_steady=False)
     remembered("a", lambda: disturbed)
     assert remembered("a", pytest.fail) == (disturbed, True)
@@ -63,7 +63,7 @@ def test_a_disturbed_moment_counts_for_the_workers_of_that_run_alone() -> None:
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_where_nothing_can_be_kept_one_worker_goes_on_and_several_do_not(
+def test_unwritable_cache_is_an_error_only_for_several_workers(
     monkeypatch: pytest.MonkeyPatch, is_shared: bool
 ) -> None:
     counts: list[int] = []
@@ -88,14 +88,14 @@ def raising(error: Exception) -> Callable[..., None]:
     return fail
 
 
-def test_of_several_who_ask_at_once_one_measures() -> None:
+def test_one_of_several_concurrent_requests_measures() -> None:
     counts: list[bool] = []
     asked = threading.Semaphore(0)
 
     def measure() -> Outcome:
         for _ in range(4):
             assert asked.acquire(timeout=30)
-        time.sleep(0.1)  # so that the others stand before the lock, or would be through
+        time.sleep(0.1)  # so that the others wait at the lock, or would have passed it
         return OUTCOME
 
     def ask() -> None:
@@ -103,14 +103,14 @@ def test_of_several_who_ask_at_once_one_measures() -> None:
         counts.append(remembered("a", measure)[1])
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
-    for one in threads:
-        one.start()
+    for thread in threads:
+        thread.start()
     for one in threads:
         one.join()
     assert sorted(counts) == [False, True, True, True]
 
 
-def test_a_failed_measurement_leaves_nothing() -> None:
+def test_failed_measurement_stores_nothing() -> None:
     def fail() -> Outcome:
         raise RuntimeError
 
@@ -119,12 +119,12 @@ def test_a_failed_measurement_leaves_nothing() -> None:
     assert remembered("a", lambda: OUTCOME) == (OUTCOME, False)
 
 
-def test_keys_differ_with_every_part() -> None:
+def test_keys_depend_on_every_part() -> None:
     assert key_of([1, "a"]) == key_of([1, "a"])
     assert key_of([1, "a"]) != key_of([1, "b"])
 
 
-def test_the_lines_say_what_it_was_worth_and_when_it_is_repaid() -> None:
+def test_lines_give_the_speedup_and_when_it_is_repaid() -> None:
     kept, *_ = OUTCOME.lines()
     assert kept == (
         "fast: compile 1.50x (12 s once, repaid after 857 steps); "

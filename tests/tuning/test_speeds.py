@@ -1,4 +1,4 @@
-"""However a worker computes, a run comes to the same: by hand, and by what a trial found."""
+"""A run gives the same result with any speed settings, set by hand or by a trial."""
 
 from pathlib import Path
 from typing import Any
@@ -44,29 +44,29 @@ def _plain(is_channels_last: bool = False, case: str = "train") -> dict[str, Ten
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("case", ["train", "loaded"])
-def test_the_store_keeps_strides_and_numbers(
-    tmp_path: Path, case: str, where: dict[str, Any]
-) -> None:
+def test_store_keeps_strides_and_values(tmp_path: Path, case: str, where: dict[str, Any]) -> None:
     _, results = _run(tmp_path, case, channels_last=True, **where)
     plain = _plain(is_channels_last=True, case=case)
     for result in results:
-        # Between accelerators the optimizer's state is in the store only when they have left it.
+        # Between accelerators the optimizer state is in the store only after they leave.
         names = set(plain) if where != {"path": "collective"} else set(plain) & set(result)
         assert {"0.weight", "channels last"} <= names
         assert differ({n: result[n] for n in names}, {n: plain[n] for n in names}) < CLOSE
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_compiled_model_follows_every_protocol(
+def test_compiled_model_works_under_every_protocol(
     tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graph is run as it was captured: what is generated from it is torch's business."""
+    """The captured graph is run directly: generated code is torch's responsibility."""
     original, calls = torch.compile, []
 
     def captured(function: Any, *, mode: str, dynamic: bool) -> Any:
         def backend(graph: Any, _: Any) -> Any:
             def run(*arguments: Any) -> Any:
-                calls.extend(len(one) for one in arguments if one.shape[1:] == (2, 6, 6))
+                calls.extend(
+                    len(argument) for argument in arguments if argument.shape[1:] == (2, 6, 6)
+                )
                 return graph.forward(*arguments)
 
             return run
@@ -79,14 +79,14 @@ def test_a_compiled_model_follows_every_protocol(
     _, eager = _run(tmp_path / "eager", **settings)
     assert not calls
     _, results = _run(tmp_path / "compiled", compile="default", **settings)
-    # An epoch's last batch, of 4 samples, is computed eagerly.
+    # The last batch of an epoch, of 4 samples, runs eagerly.
     assert set(calls) == {6 if protocol in ("full-sync", "k-batch-sync:2", "k-batch-async:2",
                                             "local-sgd:2") else 12}  # fmt: skip
-    for one, other in zip(results, eager, strict=True):
-        assert differ(one, other) < CLOSE
+    for first, second in zip(results, eager, strict=True):
+        assert differ(first, second) < CLOSE
 
 
-def test_a_compiled_member_is_called_off_between_its_passes(
+def test_compiled_worker_is_cancelled_between_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = torch.compile
@@ -98,7 +98,7 @@ def test_a_compiled_member_is_called_off_between_its_passes(
     assert run.summary.updates > 0
 
 
-def test_a_trial_is_made_once_and_its_choice_taken_by_all(
+def test_trial_runs_once_and_all_workers_use_its_choice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -120,7 +120,7 @@ def test_a_trial_is_made_once_and_its_choice_taken_by_all(
     assert made == [1]
 
 
-def test_a_run_without_a_trial_says_what_one_would_try(tmp_path: Path) -> None:
+def test_run_without_a_trial_names_untried_options(tmp_path: Path) -> None:
     run, _ = _run(tmp_path, engine="inline")
     assert "channels last" in run.summary.could_try
     assert "optimizer" not in run.summary.could_try  # the store has kernels of its own
@@ -129,7 +129,7 @@ def test_a_run_without_a_trial_says_what_one_would_try(tmp_path: Path) -> None:
     assert "loader workers" in task.summary.could_try
 
 
-def test_under_deterministic_only_what_a_trial_would_try_then_is_named() -> None:
+def test_deterministic_run_names_only_options_it_would_try() -> None:
     usual, repeatable = (
         fast.settle(subject(), speeds.loader(), Context(deterministic=is_on), "none").could_try
         for is_on in (False, True)
@@ -139,7 +139,7 @@ def test_under_deterministic_only_what_a_trial_would_try_then_is_named() -> None
 
 
 class Addressed(torch.nn.Sequential):
-    """A model whose text holds the address of an object."""
+    """A model whose repr contains the address of an object."""
 
     def __init__(self, activation: object) -> None:
         super().__init__(speeds.network())
@@ -149,14 +149,14 @@ class Addressed(torch.nn.Sequential):
         return repr(self.activation)
 
 
-def test_an_address_is_no_part_of_what_an_outcome_depends_on() -> None:
+def test_outcome_key_ignores_object_addresses() -> None:
     models = [Addressed(object()), Addressed(object())]
     assert repr(models[0]) != repr(models[1])
     keys = {fast._key(subject(model), speeds.loader(), Context(), Speed(), ()) for model in models}
     assert len(keys) == 1
 
 
-def test_under_plain_python_a_script_asks_for_it_itself(
+def test_script_under_plain_python_may_request_a_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -166,7 +166,7 @@ def test_under_plain_python_a_script_asks_for_it_itself(
     assert "fast: measured in" in capsys.readouterr().out
 
 
-def test_a_model_that_a_trial_cannot_call_is_said(
+def test_model_a_trial_cannot_call_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -179,48 +179,48 @@ def test_a_model_that_a_trial_cannot_call_is_said(
         speeds.train(pace, fast="auto", forward=fails)
 
 
-def test_a_layer_may_thaw_beside_a_fused_optimizer_alone() -> None:
-    found = speeds.train(Pace(SoloExchange(), Context(fused_optimizer=True)), thaws=True)
-    assert differ(found, _plain(case="thawing")) < CLOSE
+def test_layer_may_unfreeze_with_a_fused_optimizer_alone() -> None:
+    result = speeds.train(Pace(SoloExchange(), Context(fused_optimizer=True)), thaws=True)
+    assert differ(result, _plain(case="thawing")) < CLOSE
 
 
-def test_a_layer_may_thaw_beside_the_fused_optimizers_of_local_steps(tmp_path: Path) -> None:
+def test_layer_may_unfreeze_with_fused_optimizers_of_local_steps(tmp_path: Path) -> None:
     settings = {"workers": 1, "protocol": "local-sgd:4", "fused_optimizer": True}
-    _, (found,) = _run(tmp_path, "thawing", engine="inline", **settings)
-    assert differ(found, _plain(case="thawing")) < CLOSE
+    _, (result,) = _run(tmp_path, "thawing", engine="inline", **settings)
+    assert differ(result, _plain(case="thawing")) < CLOSE
 
 
 @pytest.mark.parametrize("is_chosen", [True, False])
-def test_loaded_momentum_meets_the_elements_that_it_is_of_alone(is_chosen: bool) -> None:
+def test_loaded_momentum_stays_with_its_elements(is_chosen: bool) -> None:
     context = Context(fused_optimizer=True, channels_last=is_chosen)
-    found = speeds.train(Pace(SoloExchange(), context), is_loaded=True)
-    assert differ(found, _plain(is_chosen, "loaded")) < CLOSE
+    result = speeds.train(Pace(SoloExchange(), context), is_loaded=True)
+    assert differ(result, _plain(is_chosen, "loaded")) < CLOSE
 
 
-def test_the_data_of_a_script_without_loader_workers_stays_in_its_process(
+def test_data_without_loader_workers_stays_in_its_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What its loop changes there would not reach others, nor would what it drew be the same."""
+    """Changes by its loop would not reach other processes, and draws would differ."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(fast, "CANDIDATES", (LoaderWorkers(), CopiesAhead()))
-    monkeypatch.setattr(trial, "compare", lambda *_: [2.0])  # whatever is tried is twice as fast
-    original, found = fast.try_all, []
+    monkeypatch.setattr(trial, "compare", lambda *_: [2.0])  # every option is twice as fast
+    original, results = fast.try_all, []
 
     def noted(*arguments: Any) -> Any:
-        found.append(original(*arguments))
-        return found[-1]
+        results.append(original(*arguments))
+        return results[-1]
 
     monkeypatch.setattr(fast, "try_all", noted)
     _run(tmp_path, fast="auto", engine="inline")
     speeds.train(Pace(SoloExchange(), Context()), fast="auto")
-    assert [one.speed.loader_workers for one in found] == [-1, -1]
-    for one in found:
+    assert [result.speed.loader_workers for result in results] == [-1, -1]
+    for one in results:
         assert "a higher num_workers may hide it" in " ".join(one.lines())
 
 
 @pytest.mark.parametrize(("size", "wanted"), [(12, 12), (64, speeds.NUM_SAMPLES)])
 @pytest.mark.parametrize("speed", [Speed(), Speed(loader_workers=1), Speed(ahead=True)], ids=str)
-def test_a_trial_is_fed_without_end_with_batches_of_one_size(
+def test_trial_feed_is_endless_with_batches_of_one_size(
     size: int, wanted: int, speed: Speed
 ) -> None:
     batches = Feed(speeds.loader(), size, torch.device("cpu"))(speed)
@@ -236,7 +236,7 @@ def test_a_trial_is_fed_without_end_with_batches_of_one_size(
     ],
     ids=["no compiler", "no trial", "no kernel"],
 )
-def test_what_cannot_be_had_is_refused_by_name(
+def test_unavailable_options_are_refused_by_name(
     context: Context, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")

@@ -1,7 +1,7 @@
-"""A trial keeps what helps, refuses what changes the numbers, and leaves the user's objects alone.
+"""A trial keeps options that help, refuses those that change results, and restores all objects.
 
-Candidates are planted: a step that takes a known time of a clock that only steps move, so that what
-each is worth is known on any machine.
+Candidates are planted: a step takes a known time on a clock that only steps advance, so that the
+gain of each is known on any machine.
 """
 
 import itertools
@@ -29,7 +29,7 @@ SLOW_S, FAST_S = 0.02, 0.01
 
 
 class Clock:
-    """Moves when it is told."""
+    """A clock that advances on request."""
 
     now_s = 100.0
 
@@ -88,12 +88,12 @@ class Planted:
         return "planted"
 
 
-def found(candidate: Planted, budget_s: float = 20.0) -> trial.Outcome:
+def run_trial(candidate: Planted, budget_s: float = 20.0) -> trial.Outcome:
     return trial.try_all(subject(Waiting()), Speed(), [candidate], budget_s)
 
 
-def test_what_halves_a_step_is_kept_with_what_it_is_worth() -> None:
-    outcome = found(Planted(FAST_S))
+def test_option_that_halves_a_step_is_kept_with_its_gain() -> None:
+    outcome = run_trial(Planted(FAST_S))
     (finding,) = outcome.findings
     assert finding.is_kept
     assert outcome.speed.compile == "planted"
@@ -102,40 +102,40 @@ def test_what_halves_a_step_is_kept_with_what_it_is_worth() -> None:
     assert "planted" in outcome.lines()[0]
 
 
-class HeldUp(Waiting):
-    """Its step takes much longer as long as the machine does something else."""
+class SlowedByLoad(Waiting):
+    """Its step takes much longer while the machine is busy otherwise."""
 
     until_s = 0.0
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if clock.now_s < HeldUp.until_s and self.wait_s == SLOW_S:
+        if clock.now_s < SlowedByLoad.until_s and self.wait_s == SLOW_S:
             clock.now_s += 50 * SLOW_S
         return super().forward(inputs)
 
 
 @dataclass
-class Beside(Planted):
-    """One that is tried while the machine does something else for so long."""
+class BesideLoad(Planted):
+    """A candidate that is tried while the machine is busy otherwise for some time."""
 
     lasts_s: float = 5.0
 
     def apply(self, objects: Objects, value: Value) -> None:
         super().apply(objects, value)
         if value == "planted":
-            HeldUp.until_s = clock.now_s + self.lasts_s
+            SlowedByLoad.until_s = clock.now_s + self.lasts_s
 
 
-@pytest.mark.parametrize("lasts_s", [4.0, 6.0])  # so long as one measurement, or as two
-def test_a_gain_of_a_disturbed_moment_is_neither_kept_nor_remembered(lasts_s: float) -> None:
+@pytest.mark.parametrize("lasts_s", [4.0, 6.0])  # as long as one measurement, or two
+def test_gain_of_a_disturbed_moment_is_not_kept(lasts_s: float) -> None:
     outcome = trial.try_all(
-        subject(HeldUp()), Speed(), [Beside(0.99 * SLOW_S, lasts_s=lasts_s)], 60.0
+        subject(SlowedByLoad()), Speed(), [BesideLoad(0.99 * SLOW_S, lasts_s=lasts_s)], 60.0
     )
     assert not outcome.is_steady
     assert outcome.speed == Speed()
 
 
-def test_a_gain_that_is_large_and_stays_is_kept() -> None:
-    outcome = found(Planted(SLOW_S / 10))
+def test_large_lasting_gain_is_kept() -> None:
+    outcome = run_trial(Planted(SLOW_S / 10))
     assert outcome.is_steady
     (finding,) = outcome.findings
     assert finding.is_kept
@@ -143,22 +143,22 @@ def test_a_gain_that_is_large_and_stays_is_kept() -> None:
 
 
 @pytest.mark.parametrize("wait_s", [0.99 * SLOW_S, SLOW_S, 2 * SLOW_S])
-def test_what_helps_by_nothing_is_not_kept(wait_s: float) -> None:
-    outcome = found(Planted(wait_s))
+def test_option_without_gain_is_not_kept(wait_s: float) -> None:
+    outcome = run_trial(Planted(wait_s))
     assert outcome.speed == Speed()
     assert outcome.lines()[0].startswith("fast: nothing helps here")
     assert outcome.before_s == pytest.approx(outcome.after_s)
 
 
-def test_what_changes_the_loss_is_refused_however_fast() -> None:
-    (finding,) = found(Planted(0.0, factor=1.5)).findings
+def test_option_that_changes_the_loss_is_refused() -> None:
+    (finding,) = run_trial(Planted(0.0, factor=1.5)).findings
     assert not finding.is_kept
     assert "changes the loss" in finding.reason
 
 
 @dataclass
 class Hasty(Planted):
-    """One whose first loss is right, and whose update is another."""
+    """A candidate whose first loss is right but whose update differs."""
 
     def apply(self, objects: Objects, value: Value) -> None:
         super().apply(objects, value)
@@ -166,21 +166,21 @@ class Hasty(Planted):
             objects.optimizer.param_groups[0]["lr"] *= 5.0
 
 
-def test_what_makes_another_update_is_refused_however_fast() -> None:
-    (finding,) = found(Hasty(FAST_S)).findings
+def test_option_that_changes_the_update_is_refused() -> None:
+    (finding,) = run_trial(Hasty(FAST_S)).findings
     assert not finding.is_kept
     assert "changes the loss after an update" in finding.reason
 
 
-def test_what_is_no_number_is_refused_however_fast() -> None:
-    (finding,) = found(Planted(0.0, factor=math.nan)).findings
+def test_option_with_nan_loss_is_refused() -> None:
+    (finding,) = run_trial(Planted(0.0, factor=math.nan)).findings
     assert not finding.is_kept
     assert "changes the loss" in finding.reason
 
 
 @dataclass
 class Several(Planted):
-    """One with two options: the second is better than the first."""
+    """A candidate with two options, the second better than the first."""
 
     def options(self, of: TrialSubject, speed: Speed) -> tuple[Value, ...]:
         return ("good", "better")
@@ -195,8 +195,8 @@ class Several(Planted):
         return str(value)
 
 
-def test_a_better_option_of_the_same_kind_takes_the_place_of_the_first() -> None:
-    outcome = found(Several(0.0))
+def test_better_option_of_the_same_kind_replaces_the_first() -> None:
+    outcome = run_trial(Several(0.0))
     first, second = outcome.findings
     assert outcome.speed.compile == "better"
     assert (first.is_kept, first.reason, second.is_kept) == (False, "better is faster", True)
@@ -204,7 +204,7 @@ def test_a_better_option_of_the_same_kind_takes_the_place_of_the_first() -> None
     assert outcome.lines()[0].startswith("fast: better 4.00x; together 4.00x")
 
 
-def test_a_part_of_a_batch_is_enough_for_batch_norm() -> None:
+def test_part_of_a_batch_is_enough_for_batch_norm() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(72, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     inputs, targets = (torch.cat([one, one]) for one in batch())
     mine = subject(model, batch=(inputs, targets), num_samples=len(inputs))
@@ -212,7 +212,7 @@ def test_a_part_of_a_batch_is_enough_for_batch_norm() -> None:
     assert (outcome.speed, outcome.batch_size) == (Speed(), 16)
 
 
-def test_what_the_loader_gains_does_not_count_as_computing() -> None:
+def test_gain_of_the_loader_is_separate_from_computing() -> None:
     fed = Finding(
         name="loader_workers", what="2 loader workers", gain=3.0, is_kept=True, is_apart=True
     )
@@ -223,27 +223,27 @@ def test_what_the_loader_gains_does_not_count_as_computing() -> None:
     assert outcome.lines() == ["fast: 2 loader workers 3.00x"]
 
 
-def test_what_cannot_be_had_is_named_with_its_reason() -> None:
-    (finding,) = found(Planted(-1.0)).findings
+def test_unavailable_option_is_named_with_its_reason() -> None:
+    (finding,) = run_trial(Planted(-1.0)).findings
     assert finding.reason == "failed: ConfigError: there is no compiler here"
 
 
-def test_what_takes_too_long_to_begin_is_given_up_and_another_alarm_goes_on() -> None:
+def test_slow_option_is_abandoned_and_another_alarm_keeps_running() -> None:
     start_s = time.perf_counter()
     with another_alarm():
-        (finding,) = found(Planted(0.0, begins_s=50.0), budget_s=5.0).findings
+        (finding,) = run_trial(Planted(0.0, begins_s=50.0), budget_s=5.0).findings
     assert time.perf_counter() - start_s < 40.0
     assert not finding.was_tried
     assert finding.reason == "no time was left"
 
 
-def test_what_begins_after_the_budget_is_not_begun() -> None:
-    (finding,) = found(Planted(0.0), budget_s=0.1).findings
+def test_no_option_starts_after_the_budget() -> None:
+    (finding,) = run_trial(Planted(0.0), budget_s=0.1).findings
     assert not finding.was_tried
     assert finding.reason == "no time was left"
 
 
-def test_a_loader_for_which_no_time_is_left_is_named_and_tried_another_day() -> None:
+def test_loader_without_time_left_is_named_as_untried() -> None:
     fed = subject(Waiting(), feed=lambda speed: itertools.repeat(batch()))
     loading = Planted(FAST_S, name="loader_workers", needs_feed=True)
     outcome = trial.try_all(fed, Speed(), [loading], budget_s=0.5)
@@ -254,7 +254,7 @@ def test_a_loader_for_which_no_time_is_left_is_named_and_tried_another_day() -> 
 
 @dataclass
 class Threaded(Planted):
-    """One that is faster with another number of threads."""
+    """A candidate that is faster with another number of threads."""
 
     name: str = "threads"
     count: int = 0
@@ -268,7 +268,7 @@ class Threaded(Planted):
             super().apply(objects, "planted")
 
 
-def test_a_loader_is_measured_on_the_usual_threads_where_others_did_not_help(
+def test_loader_is_measured_on_the_usual_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     usual, counts = torch.get_num_threads(), list[int]()
@@ -292,14 +292,14 @@ def test_a_loader_is_measured_on_the_usual_threads_where_others_did_not_help(
     assert counts == [usual]
 
 
-def test_what_was_chosen_by_hand_is_not_tried() -> None:
+def test_option_chosen_by_the_user_is_not_tried() -> None:
     given = Speed(compile="planted")
     outcome = trial.try_all(subject(Waiting()), given, [Planted(FAST_S)], 20.0)
     assert outcome.findings == ()
     assert outcome.before_s == pytest.approx(FAST_S)
 
 
-def test_the_users_objects_and_random_state_are_as_before() -> None:
+def test_trial_restores_objects_and_random_state() -> None:
     mine = subject(Waiting())
     model, optimizer = mine.objects.model, mine.objects.optimizer
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -309,12 +309,12 @@ def test_the_users_objects_and_random_state_are_as_before() -> None:
     trial.try_all(mine, Speed(), [Planted(FAST_S)], 20.0)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not optimizer.state
-    assert all(one.grad is None for one in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
 
 
-def test_a_slow_step_is_measured_on_a_part_of_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_step_is_measured_on_part_of_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(model: nn.Module, one: tuple[Tensor, Tensor]) -> Tensor:
         clock.now_s += 0.05 * len(one[0])
         return loss_of(model, one)
@@ -327,7 +327,7 @@ def test_a_slow_step_is_measured_on_a_part_of_its_batch(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("gain", [1.5, 1.0])
-def test_what_depends_on_the_batch_is_measured_on_a_whole_one(
+def test_option_that_depends_on_the_batch_is_measured_on_all_of_it(
     monkeypatch: pytest.MonkeyPatch, gain: float
 ) -> None:
     lengths: list[int] = []
@@ -346,11 +346,13 @@ def test_what_depends_on_the_batch_is_measured_on_a_whole_one(
     assert lengths.count(len(batch()[0])) == 4
     assert finding.gain == pytest.approx(gain)
     assert finding.is_kept == (outcome.speed.compile == "planted") == (gain > 1.05)
-    said = outcome.lines()[0]
-    assert said.startswith("fast: planted 1.50x" if finding.is_kept else "fast: nothing helps here")
+    message = outcome.lines()[0]
+    assert message.startswith(
+        "fast: planted 1.50x" if finding.is_kept else "fast: nothing helps here"
+    )
 
 
-def test_what_does_not_help_when_measured_once_more_is_not_kept(
+def test_gain_that_does_not_repeat_is_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     remeasure = trial._Trial._remeasure
@@ -362,14 +364,14 @@ def test_what_does_not_help_when_measured_once_more_is_not_kept(
         return remeasure(self, plain, best)
 
     monkeypatch.setattr(trial._Trial, "_remeasure", later)
-    outcome = found(Planted(FAST_S))
+    outcome = run_trial(Planted(FAST_S))
     (finding,) = outcome.findings
     assert outcome.speed == Speed()
     assert (finding.is_kept, finding.reason) == (False, "no gain when measured again")
     assert outcome.lines()[0] == "fast: nothing helps here"
 
 
-def test_an_alarm_at_the_end_of_its_block_leaves_the_other_alarm(
+def test_alarm_at_the_end_of_its_block_leaves_the_other_alarm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     set_timer = signal.setitimer
@@ -385,8 +387,8 @@ def test_an_alarm_at_the_end_of_its_block_leaves_the_other_alarm(
             pass
 
 
-def test_an_alarm_before_the_cleanup_leaves_the_other_alarm() -> None:
-    """After the block, and before it is disarmed."""
+def test_alarm_before_the_cleanup_leaves_the_other_alarm() -> None:
+    """After the block, before the alarm is disarmed."""
     code = pairs.time_limit.__wrapped__.__code__  # type: ignore[attr-defined]  # by functools.wraps
 
     def ring_in_the_next_line(frame: FrameType, event: str, argument: object) -> Any:
@@ -405,8 +407,8 @@ def test_an_alarm_before_the_cleanup_leaves_the_other_alarm() -> None:
             sys.settrace(trace)
 
 
-def test_without_a_handler_of_pythons_there_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It could not be put back."""
+def test_time_limit_needs_a_python_signal_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another handler could not be restored."""
     with another_alarm(), monkeypatch.context() as patch:
         patch.setattr(signal, "getsignal", lambda number: None)
         with pairs.time_limit(50.0):
@@ -419,7 +421,7 @@ def too_early(number: int, frame: object) -> None:
 
 @contextmanager
 def another_alarm() -> Iterator[None]:
-    """A repeating alarm of somebody else, which must be there afterwards."""
+    """A repeating alarm of other code, which must still be there afterwards."""
     handler = signal.signal(signal.SIGALRM, too_early)
     timer = signal.setitimer(signal.ITIMER_REAL, 100.0, 7.0)
     try:

@@ -1,4 +1,4 @@
-"""A script that is run for its updates alone ends where they are made, and leaves in order."""
+"""A script run only for its updates ends after them, cleanly."""
 
 import sys
 from pathlib import Path
@@ -28,14 +28,14 @@ def arguments_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-def test_what_stands_behind_the_loop_is_not_run(tmp_path: Path) -> None:
+def test_code_after_the_loop_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    said = tmp_path / "said.txt"
-    run_for_updates(str(tmp_path / "train.py"), [str(said)])
-    assert said.read_text().split("\n") == ["0", "1", "2", "left in order", ""]
+    message = tmp_path / "said.txt"
+    run_for_updates(str(tmp_path / "train.py"), [str(message)])
+    assert message.read_text().split("\n") == ["0", "1", "2", "left in order", ""]
 
 
-def test_a_script_that_ends_otherwise_is_heard(tmp_path: Path) -> None:
+def test_other_exit_of_a_script_is_reported(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys; sys.exit(int(sys.argv[1]))")
     run_for_updates(str(tmp_path / "train.py"), ["0"])
     with pytest.raises(SystemExit) as ended:
@@ -43,6 +43,6 @@ def test_a_script_that_ends_otherwise_is_heard(tmp_path: Path) -> None:
     assert ended.value.code == 3
 
 
-def test_a_loop_has_all_its_turns() -> None:
+def test_loop_runs_all_its_iterations() -> None:
     turns = end_with_loop(lambda n: iter(range(n)))(2)
     assert [next(turns), next(turns)] == [0, 1]

@@ -1,4 +1,4 @@
-"""How members and the coordinator talk: messages of any size, in order, whole."""
+"""Messages between members and the coordinator: of any size, in order, whole."""
 
 import os
 import socket
@@ -33,7 +33,9 @@ def test_a_message_of_any_size_arrives_whole(num_bytes: int, is_blocking: bool) 
 
 
 @pytest.mark.parametrize("over", range(-8, 9))
-def test_where_the_last_piece_is_cut(over: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_ends_at_a_piece_boundary_arrives_whole(
+    over: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(SocketChannel, "PIECE_BYTES", 16)
     ends = socket_pair()
     ours, theirs = member_channel(ends[0]), coordinator_channel(ends[1])
@@ -42,7 +44,7 @@ def test_where_the_last_piece_is_cut(over: int, monkeypatch: pytest.MonkeyPatch)
     assert theirs.receive(False) == []
 
 
-def test_a_piece_that_is_still_to_come_is_waited_for() -> None:
+def test_a_missing_piece_is_awaited() -> None:
     ends = socket_pair()
     channel = member_channel(ends[0])
     ends[1].send(b"+" + b"[")
@@ -52,8 +54,8 @@ def test_a_piece_that_is_still_to_come_is_waited_for() -> None:
         channel.receive()
 
 
-def test_who_does_not_read_holds_nobody_up() -> None:
-    """Of a worker that is stopped the coordinator does not wait."""
+def test_a_member_that_does_not_read_delays_no_sender() -> None:
+    """The coordinator does not wait for a stopped worker."""
     ours, theirs = socket_pair()
     channel, reader = coordinator_channel(ours), member_channel(theirs)
     sent = [Adopt(f"{number} " + "z" * 50_000) for number in range(100)]
@@ -69,15 +71,15 @@ def test_who_does_not_read_holds_nobody_up() -> None:
     assert not channel.is_late
 
 
-def test_who_hears_what_is_meant_for_the_other_side_says_so() -> None:
-    """A member's number for a message is another one's in the other direction."""
+def test_a_message_of_the_other_direction_is_refused_as_damaged() -> None:
+    """A message's number means another message in the other direction."""
     ends = socket_pair()
     member_channel(ends[0]).send(LoopLeft(3))
     with pytest.raises(WireError, match="is damaged"):
         member_channel(ends[1]).receive()
 
 
-def test_threads_of_a_script_may_send_at_once() -> None:
+def test_threads_of_a_script_may_send_concurrently() -> None:
     """A thread that watches the machine logs while the loop pushes."""
     ours, theirs = socket_pair()
     member, coordinator = member_channel(ours), coordinator_channel(theirs)
@@ -89,12 +91,12 @@ def test_threads_of_a_script_may_send_at_once() -> None:
             member.send(Extend(first + number))
 
     threads = [threading.Thread(target=send, args=[each * one]) for one in range(3)]
-    for one in threads:
-        one.start()
+    for thread in threads:
+        thread.start()
     while len(heard) < 3 * each:
         heard += [one.serial for one in coordinator.receive() if isinstance(one, Extend)]
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.join()
     assert sorted(heard) == list(range(3 * each))
     for own in range(3):
         part = [number for number in heard if number // each == own]
@@ -102,7 +104,7 @@ def test_threads_of_a_script_may_send_at_once() -> None:
 
 
 @pytest.mark.parametrize("meanwhile", ["a thread holds", "a signal's handler sends"])
-def test_what_happens_while_held_messages_are_sent_loses_none_and_sends_none_twice(
+def test_messages_added_while_held_ones_are_sent_arrive_once(
     meanwhile: str,
 ) -> None:
     """A gradient's scale is held by the loop while a thread of the script logs."""
@@ -131,7 +133,7 @@ def test_what_happens_while_held_messages_are_sent_loses_none_and_sends_none_twi
     assert sorted(received) == sorted(["early", "then", "sent", "next", other])
 
 
-def test_a_piece_that_no_socket_takes_is_said() -> None:
+def test_a_piece_that_no_socket_accepts_is_reported() -> None:
     readable, _ = os.pipe()
     board = Switchboard(readable)
     ours, theirs = socket_pair()
@@ -143,7 +145,7 @@ def test_a_piece_that_no_socket_takes_is_said() -> None:
     board.close()
 
 
-def test_of_a_member_that_has_ended_nothing_is_kept() -> None:
+def test_nothing_is_kept_of_a_member_that_has_ended() -> None:
     readable, _ = os.pipe()
     board = Switchboard(readable)
     before = len(os.listdir("/dev/fd"))

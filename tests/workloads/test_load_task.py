@@ -1,4 +1,4 @@
-"""From a name to a task, also to the user's own; and what is said when there is none."""
+"""Tasks by name, including custom ones, and the errors if there is none."""
 
 import sys
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("spec", "name"), [("own_tasks:mine", "mine"), ("own_tasks:made", "made")])
-def test_a_task_or_a_function_in_the_current_folder_is_found(spec: str, name: str) -> None:
+def test_task_or_function_in_the_current_folder_is_found(spec: str, name: str) -> None:
     assert load_task(spec).name == name
 
 
@@ -71,30 +71,30 @@ def test_a_task_or_a_function_in_the_current_folder_is_found(spec: str, name: st
         ("own_tasks:lazy", "model must be callable, got Quadratic.*pass the function"),
     ],
 )
-def test_what_is_no_task_is_named(spec: str, said: str) -> None:
+def test_invalid_task_name_is_reported(spec: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_task(spec)
 
 
-def test_a_module_that_fails_is_told_by_its_line(folder: Path) -> None:
+def test_failing_module_is_reported_with_its_line(folder: Path) -> None:
     (folder / "own_raises.py").write_text("x = 1\nraise RuntimeError('no licence')\n")
     with pytest.raises(ConfigError, match=r"own_raises failed: RuntimeError: no licence .*py:2\)"):
         load_task("own_raises:task")
 
 
-def test_a_module_that_is_no_python_is_told_by_its_line(folder: Path) -> None:
+def test_invalid_python_module_is_reported_with_its_line(folder: Path) -> None:
     (folder / "own_typo.py").write_text("x = 1\ndef f(:\n")
     with pytest.raises(ConfigError, match=r"own_typo failed: SyntaxError: .*own_typo.py:2\)"):
         load_task("own_typo:task")
 
 
-def test_a_module_that_misses_another_is_not_taken_for_missing(folder: Path) -> None:
+def test_missing_dependency_is_not_reported_as_a_missing_task(folder: Path) -> None:
     (folder / "own_needs.py").write_text("import own_dependency\n")
     with pytest.raises(ConfigError, match=r"own_needs failed: ModuleNotFoundError.*own_dependency"):
         load_task("own_needs:task")
 
 
-def test_an_initialisation_for_a_task_of_ones_own_is_refused() -> None:
+def test_init_for_a_custom_task_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'default' is set.*initialises its model itself"):
         load_task("own_tasks:mine", 1, "default")
 
@@ -109,7 +109,7 @@ def test_an_initialisation_for_a_task_of_ones_own_is_refused() -> None:
         ({"loss": None}, "loss must be callable, got NoneType"),
     ],
 )
-def test_a_task_with_an_impossible_setting_is_refused(
+def test_task_with_an_invalid_setting_is_refused(
     folder: Path, change: dict[str, object], said: str
 ) -> None:
     sys.path.insert(0, str(folder))
@@ -119,7 +119,7 @@ def test_a_task_with_an_impossible_setting_is_refused(
         own_tasks.mine(**change)
 
 
-def test_numbers_of_numpy_are_numbers(folder: Path) -> None:
+def test_numpy_numbers_are_accepted(folder: Path) -> None:
     sys.path.insert(0, str(folder))
     import own_tasks
 
@@ -127,7 +127,7 @@ def test_numbers_of_numpy_are_numbers(folder: Path) -> None:
     assert (type(task.batch_size), task.batch_size) == (int, 8)
 
 
-def test_the_door_gives_the_same_task_class() -> None:
+def test_paceline_task_is_the_same_class() -> None:
     import paceline
 
     assert paceline.Task is Task
@@ -141,6 +141,6 @@ def test_the_door_gives_the_same_task_class() -> None:
         ("sub/own_tasks.py:made", "use own_tasks:made, in the folder sub"),
     ],
 )
-def test_a_file_is_answered_with_the_module(spec: str, said: str) -> None:
+def test_file_name_gets_the_module_as_advice(spec: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_task(spec)

@@ -1,4 +1,4 @@
-"""A task whose parts are not as expected is told which, in one sentence."""
+"""An invalid part of a task is named in one sentence."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +17,7 @@ from runs import train
 from tiny import TASK, WIDTH
 
 
-def of(*parts: Tensor) -> Callable[[], Splits]:
+def splits(*parts: Tensor) -> Callable[[], Splits]:
     return lambda: Splits(train=TensorDataset(*parts), test=None, source="made up")
 
 
@@ -35,7 +35,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"model": lambda: 3}, "task tiny: model must return an nn.Module, got int",
     ),
     "samples of one part": (
-        {"data": of(INPUTS)}, r"task tiny: a sample .* a pair \(inputs, targets\), got 1 parts",
+        {"data": splits(INPUTS)}, r"task tiny: a sample .* a pair \(inputs, targets\), got 1 parts",
     ),
     "a loss that is a number": (
         {"loss": lambda outputs, targets: 1.0}, r"a tensor with one number, .*got 1\.0; leave",
@@ -50,10 +50,10 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_wrong_with_a_task_is_one_sentence(case: str, tmp_path: Path) -> None:
-    changes, said = CASES[case]
+def test_invalid_task_gets_a_one_line_error(case: str, tmp_path: Path) -> None:
+    changes, message = CASES[case]
     task: Task = replace(TASK, **changes)
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         train(task, tmp_path, workers=2, engine="inline")
     assert "\n" not in str(caught.value)
 

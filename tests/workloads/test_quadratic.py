@@ -1,4 +1,4 @@
-"""The constants that theory is given are those of the function."""
+"""The constants given to theory are those of the function."""
 
 import pytest
 import torch
@@ -14,12 +14,12 @@ def everything() -> torch.Tensor:
     return collate_batch(train.__getitems__(list(range(len(train)))))[0].double()
 
 
-def test_the_mean_over_all_samples_is_the_function_itself(everything: torch.Tensor) -> None:
+def test_mean_over_all_samples_is_the_function(everything: torch.Tensor) -> None:
     model = Quadratic().double()
     assert model(everything).mean().item() == pytest.approx(constants().start_gap, rel=1e-6)
 
 
-def test_the_optimum_has_no_gradient_and_the_stated_loss(everything: torch.Tensor) -> None:
+def test_optimum_has_zero_gradient_and_the_stated_loss(everything: torch.Tensor) -> None:
     model = Quadratic().double()
     with torch.no_grad():
         model.w.copy_(model.optimum)
@@ -30,7 +30,7 @@ def test_the_optimum_has_no_gradient_and_the_stated_loss(everything: torch.Tenso
     assert model.w.grad.abs().max().item() < 1e-7
 
 
-def test_the_noise_of_a_gradient_has_the_stated_variance_wherever_it_is_taken(
+def test_gradient_noise_has_the_stated_variance_everywhere(
     everything: torch.Tensor,
 ) -> None:
     model = Quadratic().double()
@@ -59,10 +59,10 @@ def test_curvature_lies_between_the_stated_bounds(everything: torch.Tensor) -> N
     assert eigenvalues.max().item() == pytest.approx(constants().smoothness, rel=1e-5)
 
 
-def test_it_has_a_loss_and_no_accuracy() -> None:
+def test_quadratic_has_a_loss_and_no_accuracy() -> None:
     task = load_task("quadratic")
     assert set(task.metrics(torch.ones(3), torch.zeros(3))) == {"loss"}
 
 
-def test_its_constants_are_no_part_of_the_saved_model() -> None:
+def test_constants_are_not_part_of_the_saved_model() -> None:
     assert set(Quadratic().state_dict()) == {"w"}

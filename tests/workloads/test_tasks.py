@@ -1,4 +1,4 @@
-"""Every task of the table keeps its promises, and some are seen to learn."""
+"""Every task of the table keeps the contract, and some are tested to learn."""
 
 import inspect as python_inspect
 import math
@@ -24,11 +24,11 @@ def task(request: pytest.FixtureRequest) -> Task:
     return load_task(request.param, 1, None, on_digits)
 
 
-def test_a_task_says_its_own_name(task: Task) -> None:
+def test_task_has_its_registered_name(task: Task) -> None:
     assert load_task(task.name, 1, None, on_digits).name == task.name
 
 
-def test_a_model_takes_its_data_and_the_loss_is_a_mean_over_the_batch(task: Task) -> None:
+def test_model_accepts_its_data_and_the_loss_is_a_batch_mean(task: Task) -> None:
     torch.manual_seed(0)
     model, train = task.model().eval(), task.data().train
     inputs, targets = collate_batch(train.__getitems__(list(range(6))))
@@ -37,7 +37,7 @@ def test_a_model_takes_its_data_and_the_loss_is_a_mean_over_the_batch(task: Task
     assert task.loss(outputs, targets).item() == pytest.approx(sum(each) / 6, rel=1e-4)
 
 
-def test_metrics_of_parts_add_up_to_those_of_the_whole(task: Task) -> None:
+def test_metrics_of_parts_sum_to_those_of_the_whole(task: Task) -> None:
     torch.manual_seed(0)
     model, test = task.model().eval(), task.data().test
     inputs, targets = collate_batch(test.__getitems__(list(range(9))))
@@ -50,7 +50,7 @@ def test_metrics_of_parts_add_up_to_those_of_the_whole(task: Task) -> None:
         assert total == pytest.approx(sum(part[name][0] for part in parts), rel=1e-4)
 
 
-def test_the_same_seed_gives_the_same_model(task: Task) -> None:
+def test_same_seed_gives_the_same_model(task: Task) -> None:
     models = []
     for _ in range(2):
         torch.manual_seed(3)
@@ -65,12 +65,12 @@ def test_every_parameter_gets_a_gradient(task: Task) -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_the_optimizer_takes_the_tasks_learning_rate(task: Task) -> None:
+def test_optimizer_uses_the_learning_rate_of_the_task(task: Task) -> None:
     optimizer = task.optimizer(task.model().parameters(), task.learning_rate)
     assert [group["lr"] for group in optimizer.param_groups] == [task.learning_rate]
 
 
-def test_the_table_tells_the_data_set_that_a_task_asks_for() -> None:
+def test_task_table_names_the_data_set_of_each_task() -> None:
     for name, entry in TASKS.items():
         asked: list[str] = []
 
@@ -91,12 +91,12 @@ def test_factories_are_called_with_workers_init_and_chooser() -> None:
         assert names == ["num_workers", "init", "chooser"]
 
 
-# resnet18 is too slow to be trained in a unit test.
+# resnet18 is too slow to train in a unit test.
 @pytest.mark.parametrize(
     ("name", "init", "num_epochs"),
     [("softmax", None, 3), ("lenet", "default", 3), ("quadratic", None, 1)],
 )
-def test_a_task_learns(name: str, init: str | None, num_epochs: int) -> None:
+def test_task_learns(name: str, init: str | None, num_epochs: int) -> None:
     task = load_task(name, 1, init, on_digits)
     torch.manual_seed(0)
     model, splits = task.model(), task.data()

@@ -1,4 +1,4 @@
-"""training_function(config, args), loaders from a function, metrics that are gathered."""
+"""training_function(config, args), loaders from a function, gathered metrics."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""``ddp`` is what the environment says; gradients are accumulated; a GradScaler."""
+"""``ddp`` is set from the environment; accumulated gradients; a GradScaler."""
 
 import os
 

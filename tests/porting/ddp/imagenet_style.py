@@ -1,4 +1,4 @@
-"""One script for one process and for many: what is distributed stands behind a flag."""
+"""One script for one process and for many: distribution is behind a flag."""
 
 import argparse
 import os

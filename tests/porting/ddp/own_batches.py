@@ -1,4 +1,4 @@
-"""No loader at all: batches are drawn at random, for so many iterations."""
+"""No loader: batches are drawn at random for a number of iterations."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""train(rank, a, h) with several networks and two optimizers, in a group where there are GPUs."""
+"""train(rank, a, h) with several networks and two optimizers, in a group if there are GPUs."""
 
 import warnings
 

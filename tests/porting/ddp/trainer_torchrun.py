@@ -1,4 +1,4 @@
-"""A Trainer class under torchrun that goes on from a snapshot."""
+"""A Trainer class under torchrun that resumes from a snapshot."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Gradients of two batches a step, a GradScaler, a bar around the loader, a hand at the device."""
+"""Gradients of two batches per step, a GradScaler, a progress bar, a device set by hand."""
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 
 
 def track(batches, total):
-    """As a bar does it."""
+    """A progress bar."""
     for number, batch in enumerate(batches):
         if number == total - 1:
             print("the last one")

@@ -1,4 +1,4 @@
-"""An epoch's loop goes over an index, which the batches are taken by, in an order of its own."""
+"""The loop of an epoch runs over an index that selects batches in an order of its own."""
 
 import torch
 from torch import nn

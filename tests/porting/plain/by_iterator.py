@@ -1,4 +1,4 @@
-"""A Trainer that takes its batches by hand and makes its iterator anew, until a number of turns."""
+"""A Trainer that calls next() and renews its iterator, for a number of iterations."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A critic whose weights are clamped behind each of its steps; the generator steps now and then."""
+"""A critic whose weights are clamped after each step; the generator steps less often."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""LBFGS over all of the data in each step, by a closure, as sequences are often learnt."""
+"""LBFGS with a closure over all data in each step, as often used for sequences."""
 
 import torch
 from torch import nn

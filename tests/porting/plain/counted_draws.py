@@ -1,4 +1,4 @@
-"""Batches come from a function, for so many numbers; a scheduler after each of them."""
+"""Batches come from a function for each number; a scheduler steps after each of them."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A generator goes round and round a loader, and each turn takes the next batch in its midst."""
+"""A generator cycles through a loader; each iteration takes the next batch in its middle."""
 
 import torch
 from torch import nn

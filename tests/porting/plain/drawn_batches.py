@@ -1,4 +1,4 @@
-"""Batches are drawn at random, one ahead; the rate is set by hand; the loop counts by itself."""
+"""Batches are drawn at random, one ahead; the rate is set by hand; the loop counts itself."""
 
 import math
 import os

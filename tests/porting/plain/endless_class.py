@@ -1,4 +1,4 @@
-"""A class gives the batches of a loader without end: a sampler with replacement, in any number."""
+"""A class yields batches of a loader without end; a sampler with replacement."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Episodes without end, of a module's own model, in a function; it ends when it is good enough."""
+"""Endless episodes of a model at module level, in a function that ends when it is good enough."""
 
 from itertools import count
 
@@ -27,7 +27,7 @@ def finish_episode():
 
 
 def main():
-    """Until the running loss is small."""
+    """Train until the running loss is small."""
     running = 1.0
     for episode in count(1):
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Each turn takes its batch from a generator that begins anew; a learning rate by its number."""
+"""Each iteration takes its batch from a new generator; the learning rate follows its number."""
 
 import torch
 from torch import nn

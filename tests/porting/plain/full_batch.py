@@ -1,4 +1,4 @@
-"""All of the data in each step; what is called an epoch is a step."""
+"""All data in each step; an "epoch" is a step."""
 
 import torch
 from torch import nn

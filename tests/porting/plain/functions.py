@@ -1,4 +1,4 @@
-"""main(), and train and test as functions that are given everything."""
+"""main(), with train and test as functions that get everything as arguments."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""train(epoch) and test(epoch) find model and loaders at the top; the best one is saved."""
+"""train(epoch) and test(epoch) use global model and loaders; the best model is saved."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""All of the data in each turn; the best turn's number is kept, and names a file that is loaded."""
+"""All data in each iteration; the number of the best one names a file that is loaded."""
 
 import os
 

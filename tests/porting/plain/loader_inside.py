@@ -1,4 +1,4 @@
-"""A function that gets the model and its optimizer, and takes the loader from a dict of them."""
+"""A function that gets the model and its optimizer, and takes the loader from a dict."""
 
 import torch
 from torch import nn

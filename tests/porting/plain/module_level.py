@@ -1,4 +1,4 @@
-"""All of it at the top of the file, with a scheduler once an epoch."""
+"""Everything at module level, with a scheduler step per epoch."""
 
 import torch
 from torch import nn

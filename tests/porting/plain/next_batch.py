@@ -1,4 +1,4 @@
-"""At the top of the file: turns are counted, and each takes the next batch of an endless loader."""
+"""At module level: counted iterations, each with the next batch of an endless loader."""
 
 import torch
 from torch import nn

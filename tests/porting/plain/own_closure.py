@@ -1,4 +1,4 @@
-"""An optimizer of the script's own that moves the weights, asks again, and steps."""
+"""A custom optimizer that moves the weights, calls the closure again, and steps."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Samples that come one after the other, of which nobody knows how many there are."""
+"""A stream of samples of unknown length."""
 
 import torch
 from torch import nn

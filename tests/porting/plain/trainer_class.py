@@ -1,4 +1,4 @@
-"""A Trainer that makes its optimizer by itself, and clips; the rate changes after each step."""
+"""A Trainer that makes its own optimizer and clips; the rate changes after each step."""
 
 import torch
 from torch import nn

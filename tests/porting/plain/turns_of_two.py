@@ -1,4 +1,4 @@
-"""Two optimizers in each turn of a loop that counts, and a rate of learning by its number."""
+"""Two optimizers in each iteration of a counting loop; the learning rate follows its number."""
 
 import torch
 from torch import nn

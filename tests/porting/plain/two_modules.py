@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Points(TensorDataset):
-    """Downloads itself, so to say."""
+    """Stands for a data set that downloads itself."""
 
     def __init__(self, root, download=False):
         if download and not os.path.exists(os.path.join(root, "points.pt")):

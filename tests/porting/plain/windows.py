@@ -1,4 +1,4 @@
-"""Each turn computes its own window from its number, and a state goes from turn to turn."""
+"""Each iteration computes a window from its number and passes a state to the next."""
 
 import math
 
