@@ -209,3 +209,71 @@ def test_other_continue_before_the_step_is_noted() -> None:
 def test_epochs_keep_their_values(numbers: str, ported: str) -> None:
     lines = lines_of(f"{TRAINED}for epoch in {numbers}:\n    train()\n")
     assert f"for epoch in {ported}:" in lines
+
+
+SAVED = f"{TRAINED}for epoch in range(3):\n    train()\n    torch.save(model.state_dict(), PATH)\n"
+
+
+@pytest.mark.parametrize(
+    ("rest", "is_once"),
+    [
+        ("model.load_state_dict(torch.load(PATH))\n", True),
+        ("state = torch.load(PATH, weights_only=True)\n", True),
+        ("state = torch.load(OTHER)\n", False),
+        ("state = torch.load('best.pt')\n", True),
+        ("if rank == 0:\n    state = torch.load(PATH)\n", False),
+        ("for _ in range(2):\n    state = torch.load(PATH)\n", False),
+    ],
+)
+def test_file_written_by_one_worker_is_read_after_it_is_written(rest: str, is_once: bool) -> None:
+    """The others would find none, or a part of it: `pace.once` lets the writer go first."""
+    found = lines_of(f"{SAVED}{rest}")
+    assert found[found.index("    if pace.is_main:") + 1].endswith("PATH)")
+    assert ("with pace.once():" in found) is is_once
+
+
+@pytest.mark.parametrize(("where", "is_once"), [("", True), ("state = best()\n", False)])
+def test_file_read_before_training_stays_unguarded(where: str, is_once: bool) -> None:
+    """What is read before it, too, may be inside such a block already."""
+    reads = "def best():\n    torch.save({}, PATH)\n    return 0\n"
+    reads = f"{reads}def last():\n    state = torch.load(PATH)\n    return state\n"
+    text = f"{MODEL}{reads}{where.replace('best', 'last')}{SAVED.removeprefix(MODEL)}last()\n"
+    assert ("    with pace.once():" in lines_of(text)) is is_once
+
+
+def test_file_in_a_temporary_folder_is_written_by_every_worker() -> None:
+    loop = "for epoch in range(3):\n    train()\n    torch.save(model.state_dict(), path)\n"
+    inside = (
+        f"path = os.path.join(folder, 'best.pt')\n{loop}model.load_state_dict(torch.load(path))\n"
+    )
+    head = "from tempfile import TemporaryDirectory\n" + TRAINED
+    found = lines_of(f"{head}with TemporaryDirectory() as folder:\n{indent(inside, '    ')}")
+    assert not any("pace.is_main" in one or "pace.once" in one for one in found)
+
+
+BATCHES = f"""\
+class Batches:
+    def __init__(self, dl):
+        self.dl = dl
+    def __iter__(self):
+        for x in BODY:
+            yield x
+{MODEL}MADE
+for epoch in range(3):
+    for x in batches:
+{indent(TURN, "    ")}"""
+
+
+@pytest.mark.parametrize(
+    ("body", "made", "is_found"),
+    [
+        ("self.dl", "batches = Batches(DataLoader(data))", True),
+        ("enumerate(self.dl)", "batches = Batches(DataLoader(data))", True),
+        ("range(9)", "batches = Batches(DataLoader(data))", False),
+        ("self.dl", "batches = DataLoader(data)\nif gpu:\n    batches = Batches(batches)", False),
+    ],
+)
+def test_loader_inside_an_object_is_prepared(body: str, made: str, is_found: bool) -> None:
+    found = judged(BATCHES.replace("BODY", body).replace("MADE", made))
+    assert ("batches.dl = pace.prepare(model, optimizer, batches.dl)" in found.diff) is is_found
+    assert ("and not the Batches over which the loop iterates" in found.reason) is not is_found

@@ -119,3 +119,66 @@ def test_each_note_is_a_sentence_with_its_line() -> None:
     assert any(
         message.startswith("train.py:20 ends the run where one worker") for message in messages
     )
+
+
+def test_sum_divided_by_the_number_of_batches_is_noted() -> None:
+    [said] = means_of(DIVIDED.replace("len(loader.dataset)", "len(loader)"))
+    assert said.startswith("train.py:15 divides right by the number of batches: where workers do")
+    assert means_of(DIVIDED.replace("len(loader.dataset)", "len(test)")) == []
+
+
+HELD = """\
+import torch
+from torch import nn
+
+
+class Net(nn.Linear):
+    def keep(self, x):
+        self.data.append(self(x).mean())
+
+    def learn(self):
+        optimizer.zero_grad()
+        torch.stack(self.data).mean().backward()
+        optimizer.step()
+        self.data = []
+
+
+net = Net(4, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for it in range(9):
+    net.keep(torch.randn(8, 4))
+    net.learn()
+"""
+
+
+def test_collection_of_an_object_is_cleared_by_the_objects_name() -> None:
+    assert noted_collections(HELD) == [("net.data", True)]
+    two = HELD.replace("optimizer = ", "other = Net(4, 2)\noptimizer = ")
+    assert noted_collections(two) == [("self.data", False)]
+
+
+@pytest.mark.parametrize(("indent", "is_said"), [("    ", True), ("", False)])
+def test_weights_loaded_between_epochs_are_noted(indent: str, is_said: bool) -> None:
+    head, loop = DIVIDED.split("for inputs")
+    body = "".join(f"    {row}\n" for row in f"for inputs{loop}".splitlines())
+    text = f"{head}for epoch in range(3):\n{body}{indent}model.load_state_dict(best)\n"
+    said = [one for one in notes_of_loop(text, "train.py") if "loads weights into model" in one]
+    assert bool(said) is is_said
+    assert all("write pace.publish(model) after it" in one for one in said)
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_said"),
+    [
+        ("(i + 1) * len(x)", True),
+        ("i * len(x)", True),
+        ("i + len(x)", False),
+        ("2 * len(x)", False),
+    ],
+)
+def test_progress_counted_by_the_length_of_a_batch_is_noted(shown: str, is_said: bool) -> None:
+    text = DIVIDED.replace("for inputs, targets in loader", "for i, (x, y) in enumerate(loader)")
+    text = text.replace("inputs", "x").replace("targets", "y")
+    text = text.replace("    right", f"    print({shown})\n    right")
+    said = [one for one in notes_of_loop(text, "train.py") if "counts samples by len(x)" in one]
+    assert [one.partition(" ")[0] for one in said] == ["train.py:14"] * is_said

@@ -574,3 +574,107 @@ def test_unrelated_attributes_named_module_are_kept() -> None:
     text = port(GROUPED.replace("print(len(loader))", own))
     assert "import_module(args.module)" in text
     assert "print(model)" in text
+
+
+PLAYED = """\
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+def play(end):
+    BODY
+
+
+here, there = mp.Pipe()
+mp.Process(target=play, args=(there,)).start()
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(data, batch_size=8)
+for epoch in range(3):
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+def test_process_without_gradients_is_ported() -> None:
+    assert "pace.prepare" in port(PLAYED.replace("BODY", "end.send(env.step(end.recv()))"))
+    trains = PLAYED.replace("BODY", "loss_of(end).mean().backward()")
+    through_another = "def play(end):\n    train(end)\n\n\n" + trains.replace(
+        "def play", "def train"
+    )
+    unknown = trains.replace("target=play", "target=imported")
+    for text in (trains, through_another, unknown):
+        assert "starts its own workers" in reason(text)
+
+
+SHARED = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+train, valid = DataLoader(data, batch_size=8), DataLoader(held_out, batch_size=8)
+
+
+def run(loader, opt=None):
+    for x, y in loader:
+        loss = nn.functional.cross_entropy(model(x), y)
+        if opt:
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+
+
+for epoch in range(3):
+    run(train, optimizer)
+    run(valid)
+"""
+
+
+def test_loop_that_trains_and_validates_is_refused_with_its_calls() -> None:
+    said = "lines 20, 21 call run(), whose loop of line 11 trains; where it only validates call"
+    assert said in reason(SHARED)
+    alone = SHARED.replace("    run(valid)", "    with torch.no_grad():\n        run(valid)")
+    assert "model, optimizer, train = pace.prepare(model, optimizer, train)" in port(alone)
+
+
+TWICE = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+def train(model, loader, epochs):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+
+loader = DataLoader(data, batch_size=8)
+teacher, student = nn.Linear(4, 2), nn.Linear(4, 2)
+train(teacher, loader, 3)
+train(student, loader, 3)
+"""
+
+
+def test_two_trainings_by_one_function_are_refused_with_trials() -> None:
+    said = reason(TWICE)
+    assert "lines 17, 18 all call the function that trains, but a run is one training" in said
+    lines = "around the loop of line 8, in it first model, optimizer, loader = pace.prepare(model"
+    assert f"write with pace.trial(): {lines}" in said
+
+
+@pytest.mark.parametrize("made", ["np.array_split(np.random.permutation(64), 8)", "[0, 1] * 4"])
+def test_list_of_batches_is_refused_as_a_loader(made: str) -> None:
+    rows = f"    batches = {made}\n    for batch in batches:\n"
+    text = SCRIPT.replace("    for x, y in loader:\n", f"{rows}        x, y = data[batch]\n")
+    said = reason(f"import numpy as np\n{text}")
+    assert "iterates over no DataLoader: make one of what it takes batches from" in said

@@ -97,3 +97,9 @@ def test_unprepared_schedulers_are_found_oldest_first(shows: bool) -> None:
     assert StraySchedulers(optimizer, [known]).found() == [first, second, third]
     assert StraySchedulers(other).found() == [apart]
     assert StraySchedulers(other, [apart]).found() == []
+
+
+def test_list_of_items_is_refused_with_the_loader_to_make() -> None:
+    model = nn.Linear(2, 1)
+    with pytest.raises(ConfigError, match=r"got list; for items of which each is a step's: load"):
+        sort_out((model, torch.optim.SGD(model.parameters(), lr=0.1), [torch.zeros(2)]))

@@ -168,3 +168,32 @@ def test_a_newcomer_with_another_order_is_dismissed(
     assert "worker 1 came back and drew another order of the samples" in capfd.readouterr().err
     assert done.num_epochs_ended() == 3
     assert used(tmp_path, 2) == Counter(range(NUM_SAMPLES))
+
+
+LEFT_EARLY = """
+import torch, paceline
+pace = paceline.connect()
+torch.manual_seed(0)
+data = torch.randn(8, 3)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model, optimizer, numbers = pace.prepare(model, optimizer, range(0, 8, 2))
+for epoch in pace.epochs(2):
+    for repeat in range(3):
+        for start in numbers:
+            with pace.step():
+                optimizer.zero_grad()
+                model(data[start : start + 2] + epoch).square().mean().backward()
+                optimizer.step()
+        if repeat == (epoch + pace.worker) % 2:
+            break
+"""
+
+
+@pytest.mark.parametrize("protocol", ["full-sync", "async"])
+def test_pass_in_another_epoch_than_others_is_refused(tmp_path: Path, protocol: str) -> None:
+    """Each makes three passes in two epochs, so only the epoch of a pass tells them apart."""
+    (tmp_path / "train.py").write_text(LEFT_EARLY)
+    words = r"worker 0 begins a pass over the loader in epoch 2 .* and worker 1 in epoch 1"
+    with pytest.raises(ConfigError, match=words):
+        run_script(tmp_path / "train.py", tmp_path, workers=2, protocol=protocol, engine="inline")

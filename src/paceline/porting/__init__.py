@@ -5,7 +5,7 @@
     reading            what a script's names mean, and what all its workers would write at once
     tree, dataflow     its syntax tree, which keeps comments and layout; where its values come from
     loops, parts       the loop that trains, and what `prepare` is given for it
-    iterators, endless loops that take batches by next(), and those over a loader without end
+    iterators, endless loops that take batches by next() or from an own class, and without end
     indexed            a loop over indices inside the loop over epochs
     counting           the number of updates of a loop without a loader
     uses               what the number of a loop's turn is used for

@@ -10,12 +10,14 @@ what its results are used for.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
 import libcst as cst
 
 from .tree import Binding, CannotDerive, Scope, SourceTree, by_name, positional
 
+_WITHOUT = ("torch.no_grad", "torch.inference_mode", "autograd.no_grad")
 _DEPTH = 8
 AnyLoop: TypeAlias = cst.For | cst.While
 
@@ -103,7 +105,7 @@ class Flow:
         names = parameters(function)[owner is not None :]
         calls = []
         for call in self.script.calls(name):
-            is_same_function = isinstance(call.func, cst.Name) or self._is_of(call, owner)
+            is_same_function = isinstance(call.func, cst.Name) or self.is_of(call, owner)
             if is_same_function and not self._stands_in(call, function):
                 given = dict(zip(names, positional(call), strict=False))
                 calls.append(FunctionCall(call, given | by_name(call)))
@@ -115,7 +117,7 @@ class Flow:
                 calls.append(FunctionCall(call, dict(zip(names[1:], values, strict=False))))
         return calls
 
-    def _is_of(self, call: cst.Call, owner: cst.ClassDef | None) -> bool:
+    def is_of(self, call: cst.Call, owner: cst.ClassDef | None) -> bool:
         """Whether a method is called on an object of this class, as far as that can be seen."""
         if owner is None or not isinstance(call.func, cst.Attribute):
             return False
@@ -250,14 +252,16 @@ class Flow:
                 raise CannotDerive
             if self.owner(goal) is owner:
                 return code
-            return self.express(self._attribute(owner, code), goal, depth + 1)
+            with suppress(CannotDerive):
+                return self.express(self._attribute(owner, code), goal, depth + 1)
+            return code.replace("self", self.instance(owner, goal), 1)
         home = self.home(root, scope)
         if home is self.home(root, goal):
             return code
         if not isinstance(expr, cst.Name):
             raise CannotDerive
         if code in parameters(home):
-            calls = self.calls_of(home)
+            calls = self.calls_with_gradients(home) or self.calls_of(home)
             arguments = [call.given.get(code) for call in calls]
             names = {
                 self.express(argument, goal, depth + 1)
@@ -271,6 +275,22 @@ class Flow:
         if len(values) != 1 or values[0].place is not None:
             raise CannotDerive
         return self.express(values[0].value, goal, depth + 1)
+
+    def instance(self, owner: cst.ClassDef, goal: Scope) -> str:
+        """Return what the only object of a class is called in a function.
+
+        Raises:
+            CannotDerive: there are several, or it has no name there.
+        """
+        made = [
+            binding
+            for binding in self.script.bindings
+            if isinstance(binding.value, cst.Call)
+            and self.script.code(binding.value.func) == owner.name.value
+        ]
+        if len(made) != 1 or self.home(made[0].name, goal) is not self._scope_of(made[0]):
+            raise CannotDerive
+        return made[0].name
 
     def _attribute(self, owner: cst.ClassDef, code: str) -> cst.BaseExpression:
         """Return what ``self.x`` is first set to in ``__init__``."""
@@ -290,6 +310,37 @@ class Flow:
         if not calls:
             return [here]
         return [[*here, *rest] for call in calls for rest in self.around(call.node, depth + 1)]
+
+    def around_steps(self, node: cst.CSTNode, depth: int = 0) -> list[list[AnyLoop]]:
+        """Return what `around` does, without the ways on which no gradient is computed."""
+        if self._is_without_gradients(node):
+            return []
+        here = [ancestor for ancestor in self.script.up(node) if isinstance(ancestor, AnyLoop)]
+        calls = self.calls_of(self.script.scope(node)) if depth < _DEPTH else []
+        if not calls:
+            return [here]
+        return [
+            [*here, *rest] for call in calls for rest in self.around_steps(call.node, depth + 1)
+        ]
+
+    def calls_with_gradients(self, function: Scope) -> list[FunctionCall]:
+        """Return the calls of a function, without those that can only validate."""
+        return [
+            call for call in self.calls_of(function) if not self._is_without_gradients(call.node)
+        ]
+
+    def _is_without_gradients(self, node: cst.CSTNode) -> bool:
+        """Whether a node is under ``torch.no_grad()`` or ``inference_mode()`` in its function."""
+        for ancestor in self.script.up(node):
+            held: list[cst.BaseExpression] = []
+            if isinstance(ancestor, cst.With):
+                held = [item.item for item in ancestor.items]
+            elif isinstance(ancestor, cst.FunctionDef):
+                held = [decorator.decorator for decorator in ancestor.decorators]
+            functions = (part.func if isinstance(part, cst.Call) else part for part in held)
+            if any(self.script.meaning(part).endswith(_WITHOUT) for part in functions):
+                return True
+        return False
 
     def is_repeated(self, scope: Scope) -> bool:
         """Whether a function is called in a loop, or by a function that is."""

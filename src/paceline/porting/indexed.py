@@ -134,7 +134,7 @@ def check_visible(flow: Flow, loop: cst.For, goal: Scope, inside: set[cst.CSTNod
         home = flow.home(node.value, scope)
         bound = flow.bindings(node.value, home)
         is_other = home is not flow.home(node.value, goal) or (
-            scope is not goal and not isinstance(goal, cst.Module)
+            scope is not goal and not isinstance(goal, cst.Module) and home is not script.module
         )
         is_late = any(binding.node in inside for binding in bound)
         if is_other or is_late or (scope is not goal and node.value in parameters(scope)):

@@ -1,4 +1,4 @@
-"""Finds the loader of a loop that takes its batches by hand, one in each turn.
+"""Finds the loader of a loop that does not go over the loader itself.
 
     it = iter(loader)
     while True:
@@ -7,6 +7,8 @@
 
     it = cycle(loader)       batch = next(it)           an endless generator of the script
     b = Batches(data)        batch = b.next()           a class of the script that does both
+
+    b = Batches(loader)      for batch in b:            one with __iter__: prepare takes b.loader
 
 If the number of turns can be read, they become `pace.updates` (endless.py). Otherwise the first
 form stays as it is: the iterator of a prepared loader gives what this worker is granted, and its
@@ -21,6 +23,8 @@ import libcst as cst
 
 from .dataflow import AnyLoop, Flow, parameters
 from .tree import CannotDerive, positional
+
+_PASSES_ON = ("enumerate", "iter", "tqdm")
 
 
 class Taken(NamedTuple):
@@ -235,3 +239,54 @@ def row_that_takes(rows: Sequence[cst.BaseStatement]) -> int:
     if not taking or taking[-1] == len(rows) - 1:
         raise CannotDerive
     return taking[-1]
+
+
+def inner_loader(flow: Flow, loader: cst.BaseExpression) -> str:
+    """Return the attribute that holds the loader: ``dl``; empty if ``loader`` is one itself.
+
+    Raises:
+        CannotDerive: only a branch makes such an object, or it iterates over something else.
+    """
+    script = flow.script
+    for origin in flow.origins(loader):
+        definition = None
+        if isinstance(origin, cst.Call):
+            definition = flow.classes.get(script.code(origin.func))
+        if definition is None or _has_base(definition):
+            continue
+        name, line = definition.name.value, script.line(origin)
+        attribute = _iterated(flow, definition)
+        if attribute and not any(isinstance(above, cst.If) for above in script.up(origin)):
+            return attribute
+        raise CannotDerive(
+            f"line {line}: prepare() takes a DataLoader, and not the {name} over which the loop "
+            f"iterates; write the loop over the DataLoader, and what {name} does with a batch "
+            "into the loop or into collate_fn"
+        )
+    return ""
+
+
+def _has_base(definition: cst.ClassDef) -> bool:
+    """Whether a class is derived from another, whose ``__iter__`` it may have."""
+    return any(
+        not (isinstance(base.value, cst.Name) and base.value.value == "object")
+        for base in definition.bases
+    )
+
+
+def _iterated(flow: Flow, definition: cst.ClassDef) -> str:
+    """Return the attribute that ``__iter__`` goes over; empty if it goes over no attribute."""
+    script = flow.script
+    for node in script.within(definition):
+        if not isinstance(node, cst.For):
+            continue
+        scope = script.scope(node)
+        iterated = node.iter
+        while isinstance(iterated, cst.Call) and script.meaning(iterated.func) in _PASSES_ON:
+            iterated = iterated.args[0].value
+        is_iter = isinstance(scope, cst.FunctionDef) and scope.name.value == "__iter__"
+        is_own = isinstance(iterated, cst.Attribute) and script.code(iterated.value) == "self"
+        if is_iter and is_own:
+            assert isinstance(iterated, cst.Attribute)
+            return iterated.attr.value
+    return ""

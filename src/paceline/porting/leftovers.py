@@ -8,13 +8,15 @@ only under a condition is kept from turn to turn on purpose. This module must no
 edited.
 """
 
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import libcst as cst
 
 from .dataflow import AnyLoop, Flow, parameters
-from .tree import Scope
+from .tree import CannotDerive, Scope
 
 _COLLECTS = ("append", "appendleft", "extend", "insert", "add")
 _EMPTY = ("list", "deque", "collections.deque", "dict", "set")
@@ -29,11 +31,13 @@ class TurnRest(NamedTuple):
         name: what the turn calls it.
         clears: the statement that clears it.
         is_visible: whether the same statement would clear it at the beginning of a turn.
+        text: that statement as the turn would write it.
     """
 
     name: str
     clears: cst.CSTNode
     is_visible: bool
+    text: str
 
 
 class _Event(NamedTuple):
@@ -58,7 +62,13 @@ def leftovers(flow: Flow, loop: AnyLoop) -> Iterator[TurnRest]:
         is_rebound = isinstance(event.clears, cst.Assign) and event.name == root
         is_here = _home(flow, root, scope) is event.home
         is_visible = is_here and (not is_rebound or script.scope(event.clears) is scope)
-        yield TurnRest(event.name, event.clears, is_visible)
+        name, text = event.name, script.code(event.clears).strip().rstrip(";").strip()
+        if root == "self" and isinstance(event.home, cst.ClassDef) and not is_here:
+            with suppress(CannotDerive):  # self.data there is model.data here
+                instance = flow.instance(event.home, scope)
+                name, is_visible = name.replace("self", instance, 1), True
+                text = re.sub(r"\bself\.", f"{instance}.", text)
+        yield TurnRest(name, event.clears, is_visible, text)
 
 
 def _home(flow: Flow, root: str, scope: Scope) -> cst.CSTNode:
@@ -83,9 +93,19 @@ def _events(flow: Flow, node: cst.CSTNode, *, is_sure: bool, depth: int) -> Iter
             is_local = depth > 0 and home is scope and not is_given and "." not in name
             if not is_local:  # local names are another object in each call
                 yield _Event(name, home, script.statement(part) if clears else None, is_here)
-        function = flow.function_of(part) if isinstance(part, cst.Call) else None
+        function = _function_of(flow, part) if isinstance(part, cst.Call) else None
         if function is not None and depth < _DEPTH:
             yield from _events(flow, function, is_sure=is_here, depth=depth + 1)
+
+
+def _function_of(flow: Flow, call: cst.Call) -> cst.FunctionDef | None:
+    """Return the function of the script that is called, or the method of an object of its class."""
+    function = flow.function_of(call)
+    if function is None and isinstance(call.func, cst.Attribute):
+        method = flow.functions.get(call.func.attr.value)
+        owner = None if method is None else flow.owner(method)
+        function = method if owner is not None and flow.is_of(call, owner) else None
+    return function
 
 
 def _is_under(flow: Flow, inner: cst.CSTNode, node: cst.CSTNode) -> bool:

@@ -32,7 +32,10 @@ _PASSED_ON = re.compile(
 )
 """Functions that yield the batches of their first argument one by one."""
 _LITERALS = cst.List | cst.ListComp | cst.Tuple | cst.Dict | cst.Set | cst.BaseNumber
-_MAKES_LISTS = ("range", "zip", "list", "sorted", "reversed", "tuple", "random.sample")
+_MAKES_LISTS = (
+    "range", "zip", "list", "sorted", "reversed", "tuple", "random.sample", "numpy.split",
+    "numpy.array_split", "torch.split", "torch.chunk", "torch.tensor_split",
+)  # fmt: skip
 _DEPTH = 8
 _NO_LOOP = "no optimizer.step() in a loop was found; if another file has the loop, check that file"
 
@@ -141,12 +144,15 @@ class OptimizerSteps:
         origins = self.flow.origins(expr)
         if any(self.makes_loader(origin) for origin in origins):
             return True
-        is_other = bool(origins) and all(
-            isinstance(origin, _LITERALS)
-            or (isinstance(origin, cst.Call) and self.script.meaning(origin.func) in _MAKES_LISTS)
-            for origin in origins
-        )
-        return False if is_other else None
+        return False if origins and all(map(self._is_other, origins)) else None
+
+    def _is_other(self, origin: cst.BaseExpression) -> bool:
+        """Whether this can be no loader: a literal, ``list(...)``, ``[...] * 4``."""
+        if isinstance(origin, cst.BinaryOperation):
+            return self._is_other(origin.left) or self._is_other(origin.right)
+        if isinstance(origin, cst.Call):
+            return self.script.meaning(origin.func) in _MAKES_LISTS
+        return isinstance(origin, _LITERALS)
 
     def makes_loader(self, value: cst.BaseExpression) -> bool:
         """Whether this makes a ``DataLoader``, or a subclass of the script's own."""
@@ -259,7 +265,7 @@ class Stepping(OptimizerSteps):
         script = self.script
         loops = {}
         for call, _ in self.steps:
-            for chain in self.flow.around(call):
+            for chain in self.flow.around_steps(call):
                 if not chain:
                     raise CannotDerive(
                         f"line {script.line(call)} steps outside of any loop; each step needs a "

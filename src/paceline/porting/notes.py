@@ -4,7 +4,8 @@
     iteration, a computation with its number, collections, a second loader, a break
         ->  a sentence each, with its line
 
-None of them prevents the change. This module must not know how a diff is made.
+None of them prevents the change. Above 300 lines, since each note is beside what it is read from.
+This module must not know how a diff is made.
 """
 
 import re
@@ -41,23 +42,12 @@ def notes_of_loop(text: str, name: str, *, is_per_worker: bool = False) -> Itera
     training = Stepping(flow)
     if training.loop.loader is not None and not is_per_worker:  # workers share a batch
         yield from _notes_of_sums(training, name)
+        yield from _notes_of_progress(training, name)
     yield from _notes_of_targets(script, name)
     yield from _notes_of_means(training, name)
     yield from _notes_of_together(training, name)
-    if training.loop.numbers is not None:
-        yield (
-            f"{name}:{script.line(training.loop.node)} each number of "
-            f"{script.code(training.loop.numbers)} is one worker's mini-batch, and an update "
-            "averages as many as the protocol says: with K workers under full-sync the batch is K "
-            "times as large, and an epoch has 1/K of the updates"
-        )
+    yield from _notes_of_draws(training, name)
     if training.loop.counts_updates:
-        yield (
-            f"{name}:{script.line(training.loop.node)} random numbers are seeded by an iteration's "
-            "number, in whichever worker draws them, and differ from those of the script as it is; "
-            "an iteration's data are one worker's mini-batch: if they are all of the data, workers "
-            "compute the same, and a DataLoader shares them"
-        )
         yield from _notes_of_numbers(training, name)
         yield from _notes_of_skips(training, name)
         yield from _notes_of_breaks(script, training, name)
@@ -68,6 +58,7 @@ def notes_of_loop(text: str, name: str, *, is_per_worker: bool = False) -> Itera
         else:
             yield from _notes_of_breaks(script, training, name)
     yield from _notes_of_leftovers(training, name)
+    yield from _notes_of_loads(training, name)
     yield from _notes_of_further_loaders(script, training, name)
     for call in script.calls("DataParallel"):
         yield (
@@ -84,6 +75,26 @@ def _notes_of_sums(training: Stepping, name: str) -> Iterator[str]:
             f"{name}:{line} sums the loss over a batch, and workers average their sums: with K "
             "workers an update is 1/K as large; use the mean, or multiply the learning rate by K"
         )
+
+
+def _notes_of_progress(training: Stepping, name: str) -> Iterator[str]:
+    """Yield a note on ``batch * len(X)``, which counts the samples of one worker."""
+    script, loop = training.flow.script, training.loop.node
+    target = loop.target if isinstance(loop, cst.For) else None
+    if not isinstance(target, cst.Tuple) or len(target.elements) < 2:
+        return
+    number = script.code(target.elements[0].value)
+    parts = {script.code(part) for part in script.within(target) if isinstance(part, cst.Name)}
+    lengths = {f"len({part})" for part in parts - {number}}
+    for node in script.within(loop.body):
+        if not (isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply)):
+            continue
+        length = next(iter(sorted(lengths & script.inside(node))), "")
+        if length and number in script.inside(node):
+            yield (
+                f"{name}:{script.line(node)} counts samples by {length}, one worker's part of the "
+                "batch: with K workers it shows 1/K of them"
+            )
 
 
 def _notes_of_targets(script: SourceTree, name: str) -> Iterator[str]:
@@ -145,7 +156,7 @@ def _is_quotient(value: cst.BaseExpression) -> bool:
 
 
 def _notes_of_means(training: Stepping, name: str) -> Iterator[str]:
-    """Yield notes on sums over a worker's part that are divided by all samples."""
+    """Yield notes on sums over a worker's part that are divided by what it may not have had."""
     script, loop = training.flow.script, training.loop
     if loop.loader is None:
         return
@@ -164,6 +175,12 @@ def _notes_of_means(training: Stepping, name: str) -> Iterator[str]:
         if script.scope(mean) is not script.scope(loop.node):
             continue
         added_up = sorted(sums & script.inside(mean.left))
+        if added_up and script.code(mean.right) == f"len({script.code(loop.loader)})":
+            yield (
+                f"{name}:{script.line(mean)} divides {added_up[0]} by the number of batches: where "
+                "workers do not step together (k-sync, async and the like) one takes more of them "
+                "and another fewer; divide by a count of the loop's own"
+            )
         if added_up and everything in script.inside(mean.right):
             yield (
                 f"{name}:{script.line(mean)} divides {added_up[0]}, which each worker adds up over "
@@ -192,6 +209,25 @@ def _notes_of_together(training: Stepping, name: str) -> Iterator[str]:
         yield (
             f"{name}:{line(state)} carries {state.value} from one iteration to the next, each "
             f"worker its own, so the script {refusal}; local-sgd:H runs each iteration H times"
+        )
+
+
+def _notes_of_draws(training: Stepping, name: str) -> Iterator[str]:
+    """Yield a note on what a batch is in a loop that goes over no loader."""
+    script, loop = training.flow.script, training.loop
+    if loop.numbers is not None:
+        yield (
+            f"{name}:{script.line(loop.node)} each number of {script.code(loop.numbers)} is one "
+            "worker's mini-batch, and an update averages as many as the protocol says: with K "
+            "workers under full-sync the batch is K times as large, and an epoch has 1/K of the "
+            "updates"
+        )
+    if loop.counts_updates:
+        yield (
+            f"{name}:{script.line(loop.node)} random numbers are seeded by an iteration's number, "
+            "in whichever worker draws them, and differ from those of the script as it is; an "
+            "iteration's data are one worker's mini-batch: if they are all of the data, workers "
+            "compute the same, and a DataLoader shares them"
         )
 
 
@@ -230,6 +266,24 @@ def _notes_of_leftovers(training: Stepping, name: str) -> Iterator[str]:
             "iteration, which a cancelled iteration (k-sync and the like) never reaches: "
             f"{remedy}"
         )
+
+
+def _notes_of_loads(training: Stepping, name: str) -> Iterator[str]:
+    """Yield notes on weights that are loaded into a model between epochs."""
+    script, loop = training.flow.script, training.loop
+    if not loop.outer:
+        return
+    inside = set(script.within(loop.node))
+    models = {code for one in training.optimizers.values() for code in training.models(one)}
+    for node in training.flow.reached([loop.outer[-1]]):
+        for call in (part for part in script.within(node) if isinstance(part, cst.Call)):
+            owner = script.code(call.func.value) if isinstance(call.func, cst.Attribute) else ""
+            is_load = script.meaning(call.func).endswith(".load_state_dict")
+            if is_load and owner in models and call not in inside:
+                yield (
+                    f"{name}:{script.line(call)} loads weights into {owner} between epochs, which "
+                    f"is refused with several workers; write pace.publish({owner}) after it"
+                )
 
 
 def _notes_of_further_loaders(script: SourceTree, training: Stepping, name: str) -> Iterator[str]:

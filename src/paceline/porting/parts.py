@@ -3,7 +3,8 @@
     the loop that trains -> the functions around it, outwards -> the first one that runs only once
     and has names for all: model, optimizer, loader, schedulers
 
-This module must not know what its results are used for.
+Above 300 lines, since why there is no such function is told where it is looked for. This module
+must not know what its results are used for.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import libcst as cst
 from .dataflow import AnyLoop, Flow
 from .endless import endless
 from .indexed import check_visible
+from .iterators import inner_loader
 from .loops import Stepping
 from .reading import INIT, WRAP
 from .tree import CannotDerive, Scope, SourceTree
@@ -108,19 +110,16 @@ class Parts:
 
         The way in is the node of the function that leads to the loop.
         """
-        reason = CannotDerive(
-            f"the loop of line {self.script.line(self.loop.node)} trains, but no function that "
-            "runs only once has names for its model, its optimizer and its loader"
-        )
+        reason = self._shared_reason()
         for scope, use in self._scopes():
             if self.flow.is_repeated(scope):
                 reason = self._trial_reason(scope, use) or reason
                 continue
             if self._is_called_again(scope):
                 lines = [str(self.script.line(call.node)) for call in self.flow.calls_of(scope)]
-                reason = CannotDerive(
-                    f"lines {', '.join(lines)} all call the function that trains, but a run has "
-                    "one training loop: put them into separate scripts"
+                calls = f"lines {', '.join(lines)} all call the function that trains"
+                reason = self._trial_reason(scope, use, calls) or CannotDerive(
+                    f"{calls}, but a run has one training loop: put them into separate scripts"
                 )
                 continue
             try:
@@ -135,19 +134,39 @@ class Parts:
                 return scope, use
         raise reason
 
-    def _trial_reason(self, scope: Scope, use: cst.CSTNode) -> CannotDerive | None:
-        """Return what to write if a function called in a loop has names for all; else None."""
+    def _shared_reason(self) -> CannotDerive:
+        """Return why no function has names for all; a loop that validates, too, has two loaders."""
+        line, function = self.script.line(self.loop.node), self.script.scope(self.loop.node)
+        calls = [str(self.script.line(call.node)) for call in self.flow.calls_of(function)]
+        if len(calls) > 1 and isinstance(function, cst.FunctionDef):
+            return CannotDerive(
+                f"lines {', '.join(calls)} call {function.name.value}(), whose loop of line {line} "
+                "trains; where it only validates call a function without optimizer.step()"
+            )
+        return CannotDerive(
+            f"the loop of line {line} trains, but no function that runs only once has names for "
+            "its model, its optimizer and its loader"
+        )
+
+    def _trial_reason(self, scope: Scope, use: cst.CSTNode, calls: str = "") -> CannotDerive | None:
+        """Return what to write if a function called repeatedly has names for all; else None."""
+        ways = self.flow.calls_of(scope)
+        if len(ways) > 1 and not calls:
+            return None
         try:
             self._find_names(scope, use)
         except CannotDerive:
             return None
-        call, names = self.flow.calls_of(scope)[0].node, ", ".join(self.names)
+        names = ", ".join(self.names)
         over = "epochs" if self.loop.loader is not None else "updates"
+        repeated = (
+            f"line {self.script.line(ways[0].node)} calls the function that trains repeatedly"
+        )
         return CannotDerive(
-            f"line {self.script.line(call)} calls the function that trains repeatedly, but a run "
-            "is one training; if each call is a training of its own (a layer, a fold) write with "
-            f"pace.trial(): around the loop of line {self.script.line(self.loop.node)}, in it "
-            f"first {names} = pace.prepare({names}), then for number in pace.{over}(n)"
+            f"{calls or repeated}, but a run is one training; if each call is a training of its "
+            "own (a layer, a fold) write with pace.trial(): around the loop of line "
+            f"{self.script.line(self._line)}, in it first {names} = "
+            f"pace.prepare({names}), then for number in pace.{over}(n)"
         )
 
     def _is_called_again(self, scope: Scope) -> bool:
@@ -175,7 +194,7 @@ class Parts:
         scope, use = self.script.scope(self.loop.node), self.loop.node
         for _ in range(_DEPTH):
             yield scope, use
-            calls = self.flow.calls_of(scope)
+            calls = self.flow.calls_with_gradients(scope)
             if not calls:
                 return
             ways = {self.script.scope(call.node): call.node for call in reversed(calls)}
@@ -212,6 +231,8 @@ class Parts:
             check_visible(self.flow, self.loop.node, scope, set(self.script.within(self._line)))
         for name in (*self.models, *self.optimizers, *([self.loader] if self.loader else [])):
             self._check_bound(name, scope)
+        if loader is not None and (attribute := inner_loader(self.flow, loader)):
+            self.loader = f"{self.loader}.{attribute}"
         self.schedulers = [
             scheduler_name
             for scheduler in self.training.schedulers().values()

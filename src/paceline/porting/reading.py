@@ -40,7 +40,15 @@ _OF_ONE_WORKER = re.compile(
     r"|NamedTemporaryFile|TemporaryDirectory"
 )
 """Names in a path which show that the path belongs to one worker."""
-_MOST_LISTED = 3
+_TEMPORARY = re.compile(r"tempfile|\w*mkd?s?temp|NamedTemporaryFile|TemporaryDirectory")
+"""Of these, names of what each worker makes for itself, under whatever name it is kept."""
+_LOADS = (
+    "torch.load", "torch.jit.load", "numpy.load", "joblib.load", "load_file", "read_csv",
+    "read_parquet", "read_pickle",
+)  # fmt: skip
+"""Endings of the names of functions that read a whole file."""
+_MOST_LISTED, _MOST_STEPS = 3, 4
+"""Writes that a note lists; assignments from a temporary folder to the path of a file in it."""
 Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -144,6 +152,43 @@ def writes(source: Source) -> Iterator[tuple[int, str, str]]:
             yield call.lineno, source.code(call.func), text
 
 
+def rereads(source: Source) -> Iterator[tuple[int, str]]:
+    """Yield what all workers would read of a file that is written above: line and function."""
+    written = [
+        (call.lineno, part)
+        for call in (node for node in ast.walk(source.tree) if isinstance(node, ast.Call))
+        if _is_save(source, call) and not _is_guarded(source, call)
+        for part in (*call.args, *_values(call))
+    ]
+    for call in source.calls(*_LOADS):
+        if not call.args or _is_guarded(source, call):
+            continue
+        if any(
+            line < call.lineno and _may_be(source, part, call.args[0]) for line, part in written
+        ):
+            yield call.lineno, source.code(call.func)
+
+
+def _may_be(source: Source, written: ast.expr, read: ast.expr) -> bool:
+    """Whether two paths may be one: of the same text, or one a name and one ``"best.pt"``."""
+    if source.code(written) == source.code(read):
+        return True
+    is_text = [
+        isinstance(path, ast.Constant) and isinstance(path.value, str) for path in (written, read)
+    ]
+    is_name = [isinstance(path, ast.Name | ast.Attribute) for path in (written, read)]
+    return any(is_text) and any(is_name)
+
+
+def _values(call: ast.Call) -> Iterator[ast.expr]:
+    return (word.value for word in call.keywords)
+
+
+def _is_save(source: Source, call: ast.Call) -> bool:
+    """Whether a call writes a file that all workers share."""
+    return bool(_written(source, call)) and not _is_of_one_worker(source, call)
+
+
 def _written(source: Source, call: ast.Call) -> str:
     """Return how a call that writes is shown to the user; empty if it writes nothing."""
     meaning = f".{source.meaning(call.func)}"
@@ -166,8 +211,29 @@ def _written(source: Source, call: ast.Call) -> str:
 
 def _is_of_one_worker(source: Source, call: ast.Call) -> bool:
     """Whether a call's path belongs to one worker."""
-    names = (getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(call))
-    return any(map(_OF_ONE_WORKER.fullmatch, names))
+    names = set(_names_in(call))
+    return any(map(_OF_ONE_WORKER.fullmatch, names)) or not names.isdisjoint(_temporary(source))
+
+
+def _names_in(node: ast.AST) -> Iterator[str]:
+    return (getattr(part, "id", getattr(part, "attr", "")) for part in ast.walk(node))
+
+
+def _temporary(source: Source) -> set[str]:
+    """Return the names of temporary files and folders, and of paths that are made of them."""
+    bound: list[tuple[ast.AST, ast.AST]] = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Assign):
+            bound += [(target, node.value) for target in node.targets]
+        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+            bound.append((node.optional_vars, node.context_expr))
+    found: set[str] = set()
+    for _ in range(_MOST_STEPS):
+        for target, value in bound:
+            names = set(_names_in(value))
+            if any(map(_TEMPORARY.fullmatch, names)) or not names.isdisjoint(found):
+                found |= {target.id} if isinstance(target, ast.Name) else set()
+    return found
 
 
 def _is_guarded(source: Source, node: ast.AST, depth: int = 0) -> bool:

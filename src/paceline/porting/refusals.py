@@ -20,6 +20,7 @@ _SPREADS_MODEL = re.compile(
     r"(^|\.)(FullyShardedDataParallel|fully_shard|parallelize_module|PipelineParallel|Pipe|"
     r"ScheduleGPipe)$"
 )
+_PROCESS = re.compile(r"(^|\.)(multiprocessing|mp)\.Process$")
 _GENERATORS = re.compile(r"(default_rng|RandomState|random\.Random|torch\.Generator)$")
 _CYCLE = "itertools.cycle"
 _MOST_CALLS = 8
@@ -44,7 +45,7 @@ def refuse_anywhere(script: SourceTree) -> None:
                 f"line {line}: sparse gradients cannot be averaged; write sparse=False and a dense "
                 "optimizer"
             )
-        if _SPREADS_MODEL.search(name) and not name.startswith("multiprocessing."):
+        if _SPREADS_MODEL.search(name) and "multiprocessing." not in name:
             raise CannotDerive(
                 f"line {line}: {short_name} spreads one model over several devices, but here each "
                 "worker has a whole model; leave it out, or start the script with its own launcher"
@@ -54,12 +55,39 @@ def refuse_anywhere(script: SourceTree) -> None:
                 f"line {line}: device_map spreads one model over several devices, but here each "
                 "worker has a whole model; leave it out"
             )
-        if re.search(r"(^|\.)(multiprocessing|mp)\.Process$", name):
+        if _PROCESS.search(name) and _may_train(script, keywords.get("target", "")):
             raise CannotDerive(
                 f"line {line} starts its own workers, which paceline's protocols cannot reach; "
                 "call the target once, and paceline launch --workers N starts the workers"
             )
     _refuse_several_devices(script)
+
+
+def _may_train(script: SourceTree, name: str) -> bool:
+    """Whether a function, or one of the script that it names, computes gradients, or is unknown.
+
+    A process that plays a game or reads files for the worker that started it is that worker's own.
+    """
+    functions = {
+        node.name.value: node for node in script.nodes if isinstance(node, cst.FunctionDef)
+    }
+    pending, seen = [name], set[str]()
+    while pending:
+        name = pending.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name not in functions:
+            return True
+        named = {
+            part.value if isinstance(part, cst.Name) else part.attr.value
+            for part in script.within(functions[name])
+            if isinstance(part, cst.Name | cst.Attribute)
+        }
+        if named & {"backward", "grad"}:
+            return True
+        pending += named & functions.keys()
+    return False
 
 
 def _refuse_several_devices(script: SourceTree) -> None:

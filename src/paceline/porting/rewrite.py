@@ -25,11 +25,11 @@ from .counting import TurnCount, count_of
 from .dataflow import AnyLoop, Flow
 from .endless import Endless
 from .group import leave_group
-from .iterators import row_that_takes
+from .iterators import inner_loader, row_that_takes
 from .leftovers import leftovers
 from .loops import Loop
 from .parts import Parts
-from .reading import INIT, WRAP, Source, writes
+from .reading import INIT, WRAP, Source, rereads, writes
 from .refusals import refuse_anywhere, refuse_loop
 from .together import needs_together
 from .tree import Binding, CannotDerive, SourceTree, TreeEdits, positional
@@ -37,6 +37,7 @@ from .tree import Binding, CannotDerive, SourceTree, TreeEdits, positional
 _INDEXED = re.compile(r"""['"](cuda|xpu):\d+['"]""")
 _REPEATABLE = ("mkdir", "makedirs", "shutil.copy", "shutil.copy2", "shutil.copyfile")
 """Endings of functions that each worker may repeat after the first one, before `prepare`."""
+_DEPTH = 8
 _IN_PLACE = ("append", "extend", "insert", "add", "update", "setdefault", "pop", "remove", "clear")
 """Methods that change a list, a set or a dict."""
 
@@ -163,6 +164,8 @@ def _peek(parts: Parts, edits: TreeEdits) -> None:
     """Let ``iter`` outside the loop look at the plain loader, so that it opens no epoch."""
     script, loop = parts.script, parts.loop
     assert loop.loader is not None
+    if inner_loader(parts.flow, loop.loader):
+        return
     names = {script.scope(loop.node): script.code(loop.loader), parts.scope: parts.loader}
     own_iterations = [] if loop.taken is None else loop.taken.iterations
     for call in script.calls("iter"):
@@ -291,12 +294,8 @@ def _endless(parts: Parts, endless: Endless, edits: TreeEdits) -> None:
 
 def _clear_first(parts: Parts, edits: TreeEdits) -> None:
     """Clear at the beginning of a turn what a turn that is called off would leave."""
-    script, loop = parts.script, parts.loop
-    clearings = [
-        script.code(rest.clears).strip().rstrip(";").strip()
-        for rest in leftovers(parts.flow, loop.node)
-        if rest.is_visible
-    ]
+    loop = parts.loop
+    clearings = [rest.text for rest in leftovers(parts.flow, loop.node) if rest.is_visible]
     body = loop.node.body
     if not clearings or not isinstance(body, cst.IndentedBlock):
         return
@@ -464,8 +463,36 @@ def guard(
             is_once = False
         if not is_bound or is_once:
             headers[line] = f"with {pace}.once():" if is_once else f"if {pace}.is_main:"
+    for line in _rereads(script, flow, before):
+        headers.setdefault(line, f"with {pace}.once():")
     for lines in _neighbours(script, headers):
         edits.wrap(lines, headers[lines[0]])
+
+
+def _rereads(script: SourceTree, flow: Flow, before: cst.CSTNode) -> list[cst.CSTNode]:
+    """Return the lines, outside of loops, that read a file which only one worker writes now.
+
+    The others come after it, so that none reads a file that is not there yet, or a part of it.
+    What is read before `prepare` may be inside such a block already, as a download is.
+    """
+    read = set(rereads(Source(script.module.code)))
+    lines = [
+        script.block_line(call)
+        for call in script.every_call
+        if (script.line(call), script.code(call.func)) in read
+        and not any(flow.around(call))
+        and _is_after(flow, call, before)
+    ]
+    return [line for line in lines if isinstance(line, cst.SimpleStatementLine)]
+
+
+def _is_after(flow: Flow, node: cst.CSTNode, before: cst.CSTNode, depth: int = 0) -> bool:
+    """Whether a node is reached after a line: it follows it, or all calls of its function do."""
+    script, scope = flow.script, flow.script.scope(node)
+    calls = flow.calls_of(scope) if scope is not script.scope(before) and depth < _DEPTH else []
+    if not calls:
+        return script.order[node] > script.order[before]
+    return all(_is_after(flow, call.node, before, depth + 1) for call in calls)
 
 
 def _changes(node: cst.CSTNode) -> bool:

@@ -14,7 +14,7 @@ This module must not know processes, sockets, tensors or samplers. Above 300 lin
 members must agree on at a border is beside it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ..core.batches import Ends
 from ..errors import ConfigError
@@ -244,7 +244,8 @@ class EpochBorders:
         """What all members arrived with; None: some are missing, or one was sent away.
 
         Raises:
-            ConfigError: they are at different epochs, or drew different orders.
+            ConfigError: they are at different epochs, or values of ``pace.epochs``, have different
+                settings, or drew different orders.
         """
         live = self._run.live
         if not live or any(number not in self._arrived for number in live):
@@ -254,6 +255,7 @@ class EpochBorders:
             raise ConfigError(f"workers are at different epochs {sorted(epochs)}")
         first = self._arrived[live[0]]
         known = self._run.coordinator_members or live  # newcomers get them when all are here
+        self._refuse_other_places([number for number in live if number in known])
         words = {number: word for number in known if (word := self._arrived[number].settings)}
         if len(set(words.values())) > 1:
             number, *rest = words
@@ -261,6 +263,25 @@ class EpochBorders:
             raise _other_settings(*(self._run.roster[member].seat for member in (number, other)))
         digests = {number: self._arrived[number].digest for number in live}
         return first if self._orders.compare(first.epoch, digests) else None
+
+    def _refuse_other_places(self, known: Sequence[int]) -> None:
+        """Raise ConfigError if two scripts begin this pass at different values of ``pace.epochs``.
+
+        A worker that left its passes of one value early would train with others that have not, on
+        what each has made for another value, and nobody could tell from the number of the pass.
+        """
+        places = [(self._run.roster[number].seat, self._arrived[number].place) for number in known]
+        for seat, place in places:
+            first_seat, first = places[0]
+            if place.position != first.position and min(place.position, first.position) >= 0:
+                raise ConfigError(
+                    f"worker {first_seat} begins a pass over the loader in epoch "
+                    f"{first.position + 1} of pace.epochs() and worker {seat} in epoch "
+                    f"{place.position + 1}: all workers must make equally many passes in each; "
+                    "where a value decides (if kl > limit: break), take one that is the same in "
+                    "all: pace.evaluate(fn, loader), or pace.sum(value); to look at a batch write "
+                    "next(iter(loader.plain))"
+                )
 
     def _open(self, epoch: int, batch_ends: Ends | None) -> None:
         """Open an epoch: between peers if all can do the whole of it, else through the store."""

@@ -34,6 +34,11 @@ from ..replica.held_state import HeldState
 from ..store.joint import parameters_of
 from .given import GivenStates
 
+_OF_ITEMS = (
+    "; for items of which each is a step's: loader = DataLoader(items, batch_size=1, collate_fn="
+    'lambda items: items[0]), and batch="per-worker" in prepare()'
+)
+
 
 class Sorted(NamedTuple):
     """What was given to ``prepare``, by kind."""
@@ -72,9 +77,10 @@ def sort_out(objects: tuple[Any, ...]) -> Sorted:
     known = (nn.Module, Optimizer, DataLoader, LRScheduler, ReduceLROnPlateau)
     for item in objects:
         if not isinstance(item, known):
+            remedy = "" if not isinstance(item, list | tuple) else _OF_ITEMS
             raise ConfigError(
                 f"prepare() takes models, optimizers, a DataLoader or a range, and schedulers, "
-                f"got {type(item).__name__}"
+                f"got {type(item).__name__}{remedy}"
             )
     _refuse_shared(models, optimizers)
     return Sorted(models, optimizers, loaders[0] if loaders else None)
