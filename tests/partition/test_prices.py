@@ -56,6 +56,22 @@ def test_free_communication_divides_all_work() -> None:
     assert prices["2x2"].step_s == pytest.approx(alone_s / 4 * (4 + 1) / 4)
 
 
+def test_each_worker_draws_its_share_and_computes_its_loss() -> None:
+    pairs = (ChannelPair(nodes=(0, 1, 2), in_bytes=64, out_bytes=32),)
+    plain = by_name(costs(4, pairs=pairs))
+    slower = by_name(costs(4, pairs=pairs, script_s=lambda batch: 0.5 * batch))
+    for name, price in plain.items():
+        expected_s = 0.5 * (16 if name == "none" else 4)
+        assert slower[name].step_s == pytest.approx(price.step_s + expected_s), name
+
+
+def test_a_network_is_priced_as_its_parts_compute() -> None:
+    plain = by_name(costs(4))
+    slower = by_name(costs(4, parts_at=lambda batch: model_at(1.5 * batch)))
+    assert slower["network"].step_s == pytest.approx(1.5 * plain["network"].step_s)
+    assert slower["data"].step_s == plain["data"].step_s
+
+
 def test_bytes_and_memory_follow_the_formulas() -> None:
     prices = by_name(costs(4))
     assert prices["data"].sent_bytes == round(2 * 3 / 4 * PARAMETERS)

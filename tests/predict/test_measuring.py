@@ -1,13 +1,18 @@
 """The time of a model at each batch size: pieces interpolated and scaled to the whole."""
 
+import time
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.exports.subject import Subject, find_subject
 from paceline.partition.graph import WorkGraph
 from paceline.predict import measuring
 from paceline.predict.measuring import Counting, GraphAt, Measuring, least_of, measuring_of
 from paceline.splits.tracing import TracedModel, trace
+from paceline.workloads import load_task
 
 
 def inputs(size: int) -> tuple[Tensor, ...]:
@@ -19,7 +24,8 @@ def model() -> nn.Module:
 
 
 def make_measuring() -> Measuring:
-    return Measuring(model(), inputs, torch.get_num_threads(), None)
+    subject = Subject(name="a model", model=model(), inputs=inputs)
+    return Measuring(subject, inputs, torch.get_num_threads(), None)
 
 
 def pieces(one: Measuring, micro_batch: int, batch: int) -> tuple[TracedModel, GraphAt]:
@@ -93,10 +99,36 @@ def test_measuring_leaves_the_model_unchanged() -> None:
 
 def test_meta_model_is_counted_instead_of_measured() -> None:
     held = model().to("meta")
-    result = measuring_of(held, lambda size: (torch.ones(size, 16, device="meta"),), 1, None)
+
+    def on_meta(size: int) -> tuple[Tensor, ...]:
+        return (torch.ones(size, 16, device="meta"),)
+
+    subject = Subject(name="a model", model=held, inputs=on_meta)
+    result = measuring_of(subject, on_meta, 1, None)
     assert isinstance(result, Counting)
     traced = trace(held, (torch.ones(2, 16, device="meta"),))
-    traced, graph_at, alone_s, _ = result.all_of(traced, (4, 16), 2)
-    assert len(traced.pieces) == 4
-    assert graph_at(16).alone_s == pytest.approx(alone_s)
-    assert graph_at(4).alone_s < alone_s
+    measured = result.all_of(traced, (4, 16), 2)
+    assert len(measured.traced.pieces) == 4
+    assert measured.graph_at(16).alone_s == pytest.approx(measured.alone_s)
+    assert measured.graph_at(4).alone_s < measured.alone_s
+    assert measured.script_s(16) == 0.0
+
+
+def test_a_script_draws_batches_and_computes_losses() -> None:
+    task = load_task("softmax", 2)
+    model = task.module()
+    drawn = list[int]()
+
+    def slow_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        drawn.append(len(targets))
+        time.sleep(0.01)  # what the loss takes
+        return task.loss(outputs, targets)
+
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    slow = replace(task, loss=slow_loss)
+    subject = Subject(name="softmax", model=model, inputs=find_subject("softmax").inputs, task=slow)
+    script_s = Measuring(subject, subject.inputs, 1, None)._script_s({8, 64})
+    assert set(drawn) == {8, 64}
+    assert 0.01 < script_s(8) < 0.1
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())

@@ -14,7 +14,7 @@ LARGE_MODEL = 500_000_000
 """Number of parameters from which on a full copy per worker is questioned."""
 
 
-def _nothing_s(num_bytes: float) -> float:
+def _nothing_s(size: float) -> float:
     return 0.0
 
 
@@ -44,7 +44,11 @@ class SplitCosts:
 
     Args:
         graph_at: returns the model's costs at a batch size, computed with ``threads``.
+        parts_at: the same as parts of a network compute it, which make weights' gradients late
+            (splits/late_weights.py); None: as ``graph_at``.
         alone_s: forward and backward of the whole batch, in one process on all cores.
+        script_s: returns the seconds of a step outside the model, to draw a mini-batch of some
+            size and to compute its loss.
         batch_size: samples per update, of all workers together.
         pipeline: the workers, the link between them, the micro-batches.
         exchanges: seconds of the workers' collective operations.
@@ -71,6 +75,8 @@ class SplitCosts:
     batch_size: int
     pipeline: Pipeline
     exchanges: Exchanges
+    parts_at: Callable[[float], WorkGraph] | None = None
+    script_s: Callable[[float], float] = _nothing_s
     moved_s_per_byte: float = 0.0
     lone_factor: float = 1.0
     fresh_s_per_byte: float = 0.0
@@ -85,6 +91,10 @@ class SplitCosts:
     largest_bytes: int = 0
     process_bytes: int = 0
     num_parameters: int = 0
+
+    def part_graph(self, batch: float) -> WorkGraph:
+        """Return the costs of a batch as parts of a network compute it."""
+        return (self.parts_at or self.graph_at)(batch)
 
     @property
     def num_workers(self) -> int:

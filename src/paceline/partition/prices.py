@@ -13,8 +13,8 @@
     shard-3   and of the parameters                        and gathered again: half as much more
     AxB       A parts of the network, B replicas           as network and as data
 
-Seconds are per update: all computing, then all messages, then the optimizer; whatever a run
-overlaps with computing makes it faster. n processes of t threads share c cores: where n t > c,
+Seconds are per update: drawing the batch, all computing, all messages, the optimizer; whatever a
+run overlaps with computing makes it faster. n processes of t threads share c cores: where n t > c,
 whatever all do at once takes n t / c times longer, plus the measured cost of taking turns on a
 core. Memory-bound work (the optimizer, copies) was measured in one process on all cores, and all
 workers at once take as long as one that moves all their bytes: the worker with most bytes is done
@@ -174,7 +174,7 @@ def _alone(costs: SplitCosts) -> SplitPrice:
     graph = costs.graph_at(costs.batch_size)
     fastest = max(worker.speed for worker in costs.pipeline.workers)
     step_s = (costs.alone_s + graph.parameter_bytes * costs.pipeline.update_s_per_byte) / fastest
-    step_s += _shared_bytes(costs, 1) * costs.moved_s_per_byte
+    step_s += _shared_bytes(costs, 1) * costs.moved_s_per_byte + costs.script_s(costs.batch_size)
     return _price(costs, NONE, step_s, 0.0, _copy_bytes(costs, graph, 1))
 
 
@@ -218,6 +218,11 @@ def _fresh_s(costs: SplitCosts, num_bytes: float) -> float:
     return num_bytes * costs.fresh_s_per_byte * costs.sharing
 
 
+def _script_s(costs: SplitCosts) -> float:
+    """Seconds of a script outside the model: each worker draws its share and computes its loss."""
+    return costs.script_s(costs.batch_size / costs.num_workers) * costs.sharing
+
+
 def _meetings_s(costs: SplitCosts) -> float:
     return _MEETINGS * costs.exchanges.meeting_s + _TURNS * costs.exchanges.turn_s
 
@@ -228,7 +233,7 @@ def _data(costs: SplitCosts) -> SplitPrice:
         return _too_few("data", costs)
     graph = costs.graph_at(costs.batch_size / num)
     size = graph.parameter_bytes
-    step_s = graph.alone_s / costs.slowest * costs.sharing
+    step_s = graph.alone_s / costs.slowest * costs.sharing + _script_s(costs)
     step_s += _moved_s(costs, _shared_bytes(costs, num)) + _update_s(costs, size / num)
     memory_bytes = _copy_bytes(costs, graph, num)
     return _price(costs, "data", step_s, 2 * (num - 1) / num * size, memory_bytes)
@@ -245,7 +250,7 @@ def _shard(costs: SplitCosts, stage: int) -> SplitPrice:
     graph = costs.graph_at(costs.batch_size / num)
     size, copies = graph.parameter_bytes, costs.pipeline.state_copies
     gathers = 2 if stage == 3 else 1
-    step_s = graph.alone_s / costs.slowest * costs.sharing
+    step_s = graph.alone_s / costs.slowest * costs.sharing + _script_s(costs)
     step_s += _units_s(costs, stage, gathers) + _moved_s(costs, size / num)
     step_s += _meetings_s(costs) + costs.buffer_kinds * costs.exchanges.meeting_s
     step_s += _fresh_s(costs, size * (3 if stage == 3 else 1)) + _update_s(costs, size / num)
@@ -280,7 +285,7 @@ def _layer(costs: SplitCosts) -> SplitPrice:
     sums = [size for pair in costs.pairs for size in (pair.in_bytes, pair.out_bytes) if size]
     parameter_bytes = per_worker(lambda i: graph.nodes[i].parameter_bytes) + tied_bytes
     work_s = per_worker(lambda i: graph.nodes[i].work_s + graph.nodes[i].first_s)
-    step_s = work_s / costs.slowest * costs.sharing
+    step_s = work_s / costs.slowest * costs.sharing + _script_s(costs)
     inputs = sum(edge.num_bytes for edge in graph.edges if edge.source == INPUT)
     outputs = sum(edge.gradient_bytes for edge in graph.edges if len(graph) in edge.targets)
     step_s += _sums_s(costs, sums, (inputs, outputs)) + _meetings_s(costs)
@@ -330,7 +335,7 @@ def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -
     ]
     step_s = cut.seconds + costs.by_memory(memory_s * replicas)
     step_s += costs.by_cores([part.first_s for part in parts] * replicas)
-    step_s += _meetings_s(costs) + _fresh_s(costs, max(sizes))
+    step_s += _meetings_s(costs) + _fresh_s(costs, max(sizes)) + _script_s(costs)
     sent = [_sent_bytes(placement, number) * cut.micro_batches for number in range(num_parts)]
     if replicas > 1:
         step_s += max(costs.exchanges.sum_s(size, replicas) for size in sizes)
@@ -346,7 +351,7 @@ def _micro_batches(costs: SplitCosts, batch_size: float, num: int) -> MicroBatch
     mean_size = batch_size / num
 
     def graph_at(size: float) -> WorkGraph:
-        return costs.graph_at(mean_size * size)
+        return costs.part_graph(mean_size * size)
 
     may_differ = costs.micro_batches_each and not costs.has_fixed_rows
     return MicroBatches(num, graph_at(1.0), graph_at if may_differ else None)

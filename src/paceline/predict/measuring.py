@@ -4,13 +4,16 @@
             B, B / n ..   what workers compute at a time: the whole model
 
 At any batch, the pieces' costs are on a straight line through those two batches, scaled so that
-they sum to the time of the whole model there. The line alone would carry the error of two short
-measurements to a batch that is many times as large. This module must not know what is split, nor
-how.
+they sum to the time of the whole model there: the line alone would carry the error of two short
+measurements to a batch that is many times as large. The parts of a network are not scaled: they run
+as the pieces do, with late gradients, and their micro-batches are near what was measured. This
+module must not know what is split, nor how. Above 300 lines, since all that is timed of a model and
+its loop is read together.
 """
 
 import bisect
 import functools
+import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,11 +24,14 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from ..exports.subject import Subject
 from ..partition.graph import WorkGraph
 from ..partition.pipeline import MICRO_BATCHES_EACH
 from ..splits.clocks import TimedClock, step_once, threads
 from ..splits.measuring import MeasuredModel, measure
 from ..splits.tracing import TracedModel, trace, untouched
+from ..trainer import make_loader
+from ..workloads.base import Task
 from .neighbours import MOST_NEIGHBOURS, Neighbours
 
 _MEASURED_S = 0.4
@@ -35,6 +41,7 @@ _WHOLE_S = 4.0
 _LEAST = 2
 """Fewest samples of a batch: batch norm needs two."""
 _ROUNDS_S, _MOST_ROUNDS = 1.0, 15
+_SCRIPT_RUNS = 5
 _NUM_PROCESSES = 1 + MOST_NEIGHBOURS
 GraphAt = Callable[[float], WorkGraph]
 """Returns the costs at any batch."""
@@ -45,19 +52,26 @@ def least_of(batch_size: int) -> int:
     return min(batch_size, _LEAST)
 
 
+def _nothing_s(batch: float) -> float:
+    return 0.0
+
+
 class MeasuredCosts(NamedTuple):
     """The costs of a model.
 
     Attributes:
-        graph_at: costs at any batch.
+        graph_at, parts_at: costs at any batch, as of `SplitCosts`.
         alone_s: seconds for the whole batch in one process with all threads.
         turns: factor by which sharing cores slows workers down: `Neighbours.taking_turns`.
+        script_s: as of `SplitCosts`.
     """
 
     traced: TracedModel
     graph_at: GraphAt
     alone_s: float
     turns: float = 1.0
+    script_s: Callable[[float], float] = _nothing_s
+    parts_at: GraphAt | None = None
 
 
 class Counting:
@@ -85,6 +99,7 @@ class Measuring:
     """Measures a model that runs here.
 
     Args:
+        subject: the model, and its task if it has one.
         inputs: returns the inputs of a batch.
         own_threads: threads of a worker.
         beside: processes that compute meanwhile, as a run's other workers do.
@@ -92,12 +107,12 @@ class Measuring:
 
     def __init__(
         self,
-        model: nn.Module,
+        subject: Subject,
         inputs: Callable[[int], tuple[Tensor, ...]],
         own_threads: int,
         beside: Neighbours | None,
     ) -> None:
-        self._model, self._inputs = model, inputs
+        self._model, self._task, self._inputs = subject.model, subject.task, inputs
         self._threads, self._beside = own_threads, beside
         self._batch_size = 1
         self._larger_batch, self._larger_batch_s = 1, 0.0  # pieces are measured there
@@ -112,11 +127,13 @@ class Measuring:
             traced: the model, traced with a batch of `least_of`.
             wanted: a micro-batch and the whole batch.
         """
-        traced, graph_at = self.pieces(traced, wanted)
+        traced, parts_at = self.pieces(traced, wanted)
         shares = {-(-wanted[1] // (num_workers * number)) for number in MICRO_BATCHES_EACH}
-        graph_at = self.as_one(graph_at, {*wanted, *shares})
-        turns = self._turns(-(-wanted[1] // num_workers))
-        return MeasuredCosts(traced, graph_at, self.alone_s(wanted[1]), turns)
+        graph_at = self.as_one(parts_at, {*wanted, *shares})
+        share = -(-wanted[1] // num_workers)
+        turns, script_s = self._turns(share), self._script_s({share, wanted[1]})
+        alone_s = self.alone_s(wanted[1])
+        return MeasuredCosts(traced, graph_at, alone_s, turns, script_s, parts_at)
 
     def pieces(self, traced: TracedModel, wanted: tuple[int, int]) -> tuple[TracedModel, GraphAt]:
         """Return the pieces and their costs with a worker's threads, while others compute, too.
@@ -207,6 +224,33 @@ class Measuring:
             rounds = _ROUNDS_S / (time.perf_counter() - start_s)
             return self._beside.taking_turns(size, step, min(max(round(rounds), 4), _MOST_ROUNDS))
 
+    def _script_s(self, sizes: Collection[int]) -> Callable[[float], float]:
+        """Return the seconds of the standard loop's step outside the model, by batch size: to draw
+        a mini-batch, and for its loss, forward and backward; 0 without a task."""
+        if self._task is None:
+            return _nothing_s
+        with untouched(self._model), torch.random.fork_rng(devices=[]), threads(self._threads):
+            return partial(
+                _on_lines, {size: self._step_beside_s(self._task, size) for size in sizes}
+            )
+
+    def _step_beside_s(self, task: Task, size: int) -> float:
+        batches = iter(make_loader(task.splits().train, size))
+        drawn_s, losses_s = list[float](), list[float]()
+        for _ in range(_SCRIPT_RUNS):
+            start_s = time.perf_counter()
+            batch = next(batches, None)
+            if batch is None:
+                break
+            drawn_s.append(time.perf_counter() - start_s)
+            inputs, targets = batch
+            with torch.no_grad():
+                outputs = self._model(inputs)
+            start_s = time.perf_counter()
+            task.loss(outputs.requires_grad_(), targets).backward()
+            losses_s.append(time.perf_counter() - start_s)
+        return statistics.median(drawn_s) + statistics.median(losses_s)
+
     def _update_s(self, size: int) -> float:
         """Return the seconds of an update, as `TimedClock` measures it."""
         inputs = self._inputs(size)
@@ -261,12 +305,12 @@ def _traced_for(traced: TracedModel, model: nn.Module, inputs: Sequence[Tensor])
 
 
 def measuring_of(
-    model: nn.Module,
+    subject: Subject,
     inputs: Callable[[int], tuple[Tensor, ...]],
     own_threads: int,
     beside: Neighbours | None,
 ) -> Measuring | Counting:
     """Return what measures this model, or counts it if it is on the meta device."""
-    if any(parameter.is_meta for parameter in model.parameters()):
-        return Counting(model, inputs)
-    return Measuring(model, inputs, own_threads, beside)
+    if any(parameter.is_meta for parameter in subject.model.parameters()):
+        return Counting(subject.model, inputs)
+    return Measuring(subject, inputs, own_threads, beside)

@@ -103,16 +103,16 @@ def prepare(
         as_in_workers(),
     ):
         messages = _messages(question.num_workers, places, beside)
-        measuring = measuring_of(model, inputs, own_threads, beside)
+        measuring = measuring_of(subject, inputs, own_threads, beside)
         num_micro_batches = question.micro_batches or USUAL_MICRO_BATCHES
         sizes = (max(1, batch_size // num_micro_batches), batch_size)
         measured = measuring.all_of(traced, sizes, question.num_workers)
     pipeline = _pipeline(question, subject, left_bytes, messages.link, _update(subject, is_counted))
     costs = SplitCosts(
-        graph_at=measured.graph_at, alone_s=measured.alone_s, batch_size=batch_size,
-        pipeline=pipeline, exchanges=messages.exchanges, **_moved(own_threads),
-        fresh_s_per_byte=_fresh_s_per_byte(model, own_threads),
-        cores=cores, threads=own_threads, turns=measured.turns,
+        graph_at=measured.graph_at, parts_at=measured.parts_at, alone_s=measured.alone_s,
+        script_s=measured.script_s, batch_size=batch_size, pipeline=pipeline, cores=cores,
+        exchanges=messages.exchanges, threads=own_threads, turns=measured.turns,
+        **_moved(own_threads), fresh_s_per_byte=_fresh_s_per_byte(model, own_threads),
         micro_batches_each=() if question.micro_batches else MICRO_BATCHES_EACH,
         process_bytes=process_bytes, **_shape(model, measured, batch_size),
     )  # fmt: skip

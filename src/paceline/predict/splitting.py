@@ -41,7 +41,7 @@ def partition(question: SplitQuestion) -> PartitionReport:
     prepared = prepare(question, check)
     costs = prepared.costs
     micro_batch = costs.batch_size / num
-    graph, pipeline = costs.graph_at(micro_batch), costs.pipeline
+    graph, pipeline = costs.part_graph(micro_batch), costs.pipeline
     start_s = time.perf_counter()
     result = best_cut(graph, pipeline, costs.places)
     search_s = time.perf_counter() - start_s
