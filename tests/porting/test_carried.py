@@ -170,7 +170,7 @@ def test_cancelled_iteration_leaves_nothing_to_the_next(
     path.write_text(text.replace("running < 0.3", "episode >= 40"))
     script, verdict = ported(path, tmp_path)
     assert any("clears losses at the end of an iteration" in note for note in verdict.notes)
-    run = run_script(script, tmp_path, workers=2, protocol="k-sync:1", delay=("20ms",))
+    run = run_script(script, tmp_path, workers=2, protocol="k-sync:1", delay=("exp:20ms",))
     assert run.summary.superseded.count
 
 
