@@ -51,7 +51,7 @@ def measure(model: str, batch: int, steps: int, blocks: int) -> list[str]:
     for world in worlds.values():
         world.end()
     words = f"{best[0]} MB, view {best[1]}, static {best[2]}"
-    return _row(f"{model} {batch}", times, words, parts_of(worlds["pace"].usual_s))
+    return _row(f"{model} {batch}", times, words, parts_of(worlds["pace"].median_s))
 
 
 def parts_of(usual_s: dict[str, float]) -> dict[str, float]:
