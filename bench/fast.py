@@ -149,11 +149,9 @@ def serve(pipe: Any, loop_type: type[Plain] | type[Fast], name: str) -> None:
         if command == "losses":
             loop = loop_type(name, data)
         start_s = time.perf_counter()
-        measure_losses = [loop.step() for _ in range(count)]
+        losses = [loop.step() for _ in range(count)]
         spent_s = time.perf_counter() - start_s
-        pipe.send(
-            spent_s / count if command == "block" else [float(loss) for loss in measure_losses]
-        )
+        pipe.send(spent_s / count if command == "block" else [float(loss) for loss in losses])
 
 
 def next_request(pipe: Any) -> tuple[str, int] | None:

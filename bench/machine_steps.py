@@ -112,7 +112,7 @@ class Steps:
             steps_s = [after - before for before, after in pairwise(self._borders_s)]
             sent = (_sent_bytes() - self._start_bytes) / self._num_steps
             self.write({"steps_s": steps_s, "step_s": statistics.fmean(steps_s),
-                       "sent_bytes": sent, **self.extra})  # fmt: skip
+                        "sent_bytes": sent, **self.extra})  # fmt: skip
         self._left -= 1
         return self._left >= 0
 
