@@ -278,8 +278,8 @@ def write(
         f"{len(public_scripts)} unmodified scripts of {', '.join(repositories)}; every finding was "
         "judged by reading the script. Their recall counts only what a reader happened to see and "
         f"no rule found, so the true one is lower. {describe_strangers()} {describe_drawn()} In "
-        "neither corpus nor public, so tried on their own examples, and some on strangers' scripts: "
-        f"{', '.join(silent)}. {machine_note}"
+        "neither corpus nor public, so tried on their own examples, and some on strangers' "
+        f"scripts: {', '.join(silent)}. {machine_note}"
     )
     kinds = ("right", "wrong", "missed", "precision", "recall")
     header = (
