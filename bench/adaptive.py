@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument(
-        "--curves", action="store_true", help="print the loss at set times and write nothing"
+        "--curves", action="store_true", help="print the loss at set times instead of comparing"
     )
     parser.add_argument("--only", choices=[*DELAYS, "trace"])
     options = parser.parse_args()

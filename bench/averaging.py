@@ -115,7 +115,7 @@ def rows_of(name: str, all_steps: int, repeats: int, *, write_picture: bool) -> 
 
 
 def result_rows(comparison: Comparison, all_steps: int) -> list[list[str]]:
-    """Return rows with what was averaged, how often, and the remaining error."""
+    """Return rows with the averaged quantity, the number of exchanges, and the remaining error."""
     rows = []
     for contender in comparison.contenders:
         steps = int(contender.protocol.partition(":")[2] or 0)

@@ -1,4 +1,4 @@
-"""Other benches at two commits, in turn: what a change makes faster or slower.
+"""Other benches at two commits, in turn: the effect of a change on their speed.
 
     python bench/between.py BEFORE [--rounds 3] [--only NAME ...] [--write]
 

@@ -1,4 +1,4 @@
-"""A worker that is busy by itself for five minutes, at any place, is named and never ended.
+"""A worker that is busy on its own for five minutes, anywhere, is named and never ended.
 
     python bench/busy.py [--seconds 300] [--only PLACE ...] [--write]
 

@@ -1,4 +1,4 @@
-"""What fault tolerance costs a run without faults: whole runs, with and without it.
+"""The cost of fault tolerance for a run without faults: whole runs, with and without it.
 
     python bench/calm.py [--rounds 8] [--seconds 40] [--write]
 

@@ -109,17 +109,17 @@ def measure_pass_s() -> float:
 
 
 def pair_up(records: Sequence[Record]) -> Iterator[tuple[float, SupersededRecord]]:
-    """(when it was cancelled, what the member said when it had left) of each cancellation."""
-    at_work: dict[int, int] = {}
+    """Pair the time of each cancellation with the member's record of leaving its step."""
+    serials: dict[int, int] = {}
     cancelled_s: dict[tuple[int, int], float] = {}
-    for one in records:
-        if isinstance(one, Ordered) and isinstance(one.order, Grant):
-            at_work[one.order.ticket.member] = one.order.ticket.serial
-        elif isinstance(one, Ordered) and isinstance(one.order, Cancel):
-            member = one.order.member
-            cancelled_s[member, at_work[member]] = one.t_s
-        elif isinstance(one, SupersededRecord) and one.ticket[:2] in cancelled_s:
-            yield cancelled_s.pop(one.ticket[:2]), one
+    for record in records:
+        if isinstance(record, Ordered) and isinstance(record.order, Grant):
+            serials[record.order.ticket.member] = record.order.ticket.serial
+        elif isinstance(record, Ordered) and isinstance(record.order, Cancel):
+            member = record.order.member
+            cancelled_s[member, serials[member]] = record.t_s
+        elif isinstance(record, SupersededRecord) and record.ticket[:2] in cancelled_s:
+            yield cancelled_s.pop(record.ticket[:2]), record
 
 
 def measure(num_updates: int) -> tuple[list[float], int, dict[str, float]]:

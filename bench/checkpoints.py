@@ -51,9 +51,7 @@ def draw_plan(seed: int) -> Plan:
 def run_trial(seed: int) -> Trial:
     with tempfile.TemporaryDirectory() as folder:
         result = trial(draw_plan(seed), Path(folder))
-    return replace(
-        result, outcome=replace(result.outcome, finals=())
-    )  # the folder they name is gone
+    return replace(result, outcome=replace(result.outcome, finals=()))  # their folder is deleted
 
 
 def row(name: str, trials: list[Trial]) -> list[str]:

@@ -240,10 +240,10 @@ def crossing_rows(num_rounds: int) -> list[list[str]]:
             )
         )  # fmt: skip
         crossings = results.crossings()
-        near = [crossing for crossing in crossings if crossing.is_near]
-        far = [describe_crossing(crossing) for crossing in crossings if not crossing.is_near]
-        text = "; ".join([f"{len(near)} of {len(crossings)}", *far])
-        reached = "no" if far else "yes"
+        near_crossings = [crossing for crossing in crossings if crossing.is_near]
+        far_texts = [describe_crossing(crossing) for crossing in crossings if not crossing.is_near]
+        text = "; ".join([f"{len(near_crossings)} of {len(crossings)}", *far_texts])
+        reached = "no" if far_texts else "yes"
         if not crossings:
             text, reached = "none clearly takes over from another", ""
         title = f"{num_ranks} processes: where one schedule takes over, predicted within a factor"

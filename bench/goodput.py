@@ -74,7 +74,7 @@ def draw_plan(seconds: float, num_faults: int, seed: int) -> list[str]:
     rng.shuffle(kinds)
     impaired: list[tuple[float, float, int]] = []
     lines = []
-    for kind in sorted(kinds, key=lambda kind: -durations_s[kind]):  # the longest are placed first
+    for kind in sorted(kinds, key=lambda kind: -durations_s[kind]):  # place the longest first
         while True:
             start_s = rng.uniform(2.0, seconds - durations_s[kind] - 2.0)
             stop_s = start_s + durations_s[kind]

@@ -116,7 +116,9 @@ def _lines(result: Trial) -> list[str]:
     lines = [f"{plan.seed}: {plan.protocol}, {len(result.outcome.struck)} faults, {endings}"]
     if result.complaints:
         lines += [str(plan)]
-        lines += [f"  {plan.strikes[i]}: {place}" for i, place in result.outcome.struck.items()]
+        lines += [
+            f"  {plan.strikes[i]}: {location}" for i, location in result.outcome.struck.items()
+        ]
         lines += [
             f"  {kind}: {text}" for kind, texts in result.complaints.items() for text in texts
         ]

@@ -1,4 +1,4 @@
-"""What one worker costs: the four lines under plain ``python`` against the bare loop.
+"""The cost of one worker: the four lines under plain ``python`` against the bare loop.
 
     python bench/overhead.py [--quick] [--write]
 

@@ -49,8 +49,8 @@ def row(task: str, workers: int, pairs: int) -> list[str]:
             times[path].append(update_ms(task, workers, path))
     ratios = [a / b for a, b in zip(times["store"], times["peers"], strict=True)]
     chosen = automatic_path(workers)
-    other = next(path for path in PATHS if path != chosen)
-    ratio = statistics.median(times[chosen]) / statistics.median(times[other])
+    alternative = next(path for path in PATHS if path != chosen)
+    ratio = statistics.median(times[chosen]) / statistics.median(times[alternative])
     return [
         task, str(workers), *(spread(times[path]) for path in PATHS), spread(ratios), chosen,
         "yes" if ratio <= MOST else "no",

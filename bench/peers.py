@@ -382,7 +382,7 @@ def format_table(rows: list[Row]) -> list[list[str]]:
     cells = []
     for row in rows:
         ratios = [
-            spread([theirs / own for theirs, own in zip(peer.times_s, row.times_s, strict=True)])
+            spread([peer_s / s for peer_s, s in zip(peer.times_s, row.times_s, strict=True)])
             for peer in rows if peer.half == row.half and peer.loop in PEERS
         ]  # fmt: skip
         rates = [BATCH / seconds for seconds in row.times_s]

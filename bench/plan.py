@@ -85,10 +85,10 @@ def setting_rows(name: str) -> Iterator[Row]:
     finalists = {advised, *by_first_run[:NUM_AGAIN]}
     for text in finalists:
         times_s[text] += [live_s(text, seed, stragglers, limit_s) for seed in SEEDS[1:]]
-    other = min(finalists - {advised}, key=lambda text: statistics.median(times_s[text]))
-    for text in (advised, other):
+    runner_up = min(finalists - {advised}, key=lambda text: statistics.median(times_s[text]))
+    for text in (advised, runner_up):
         times_s[text] += [live_s(text, seed, stragglers, limit_s) for seed in MORE_SEEDS]
-    best_s = min(statistics.median(times_s[text]) for text in (advised, other))
+    best_s = min(statistics.median(times_s[text]) for text in (advised, runner_up))
     for text in sorted(
         times_s, key=lambda text: (text != advised, statistics.median(times_s[text]))
     ):

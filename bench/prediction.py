@@ -144,9 +144,9 @@ def loss_rows() -> Iterator[Row]:
             name = f"{start:.2f} to {end:.2f} s" if unit == "s" else f"{start:.0f} to {end:.0f}"
             yield loss_row(f"{name}{' updates' if unit == 'updates' else ''}", span)
         later_spans = [span for span in spans if is_past_plateau(span)]
-        whole = [tuple(map(statistics.fmean, zip(*run, strict=True)))
-                 for run in zip(*later_spans, strict=True)]  # fmt: skip
-        yield loss_row(f"past the plateau, by {unit}", [(pair[0], pair[1]) for pair in whole])
+        run_means = [tuple(map(statistics.fmean, zip(*run, strict=True)))
+                     for run in zip(*later_spans, strict=True)]  # fmt: skip
+        yield loss_row(f"past the plateau, by {unit}", [(pair[0], pair[1]) for pair in run_means])
 
 
 def span_means(

@@ -1,4 +1,4 @@
-"""`paceline probe` beside tools that measure the same: STREAM, fio, lmbench.
+"""`paceline probe` against tools that measure the same: STREAM, fio, lmbench.
 
     python bench/probe.py [--rounds 5] [--lmbench FOLDER] [--only NAME ...] [--write]
 

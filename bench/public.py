@@ -31,7 +31,7 @@ class Entry(NamedTuple):
     """A script: who published it, at which commit, how it is run.
 
     Args:
-        others: files that it needs from its repository.
+        more_files: files that it needs from its repository.
         main: the file to run, if that imports the script.
         files: which of `made_up.FILES` fills its folder.
         needs: a package to be installed by hand.
@@ -45,7 +45,7 @@ class Entry(NamedTuple):
     script: str
     args: str = ""
     cuts: tuple[Cut, ...] = ()
-    others: tuple[str, ...] = ()
+    more_files: tuple[str, ...] = ()
     main: str = ""
     files: str = "nothing"
     needs: str = ""
@@ -127,7 +127,7 @@ ENTRIES = (
         "train --dataset pictures --style-image style.png --save-model-dir saved --epochs 1 "
         "--batch-size 8 --image-size 32 --log-interval 1 --content-weight 1 --style-weight 1e5",
         (Cut(52, "    optimizer = Adam(transformer.parameters(), args.lr, eps=watched.eps())"),),
-        tuple(f"fast_neural_style/neural_style/{one}.py" for one in (
+        tuple(f"fast_neural_style/neural_style/{module}.py" for module in (
             "utils", "transformer_net", "vgg",
         )),
         remark="a second, frozen network in the loss, of an eighth of its width; a bias before an "

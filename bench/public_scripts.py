@@ -118,7 +118,7 @@ def publish(entry: Entry, mirrors: Path, folder: Path) -> None:
     """Create `folder`/plain and `folder`/paced: the published files, cut."""
     repository, commit = entry.source
     mirror = mirrors / repository.replace("/", "+") / "repo"
-    for file in (entry.script, *entry.others):
+    for file in (entry.script, *entry.more_files):
         command = ["git", "--git-dir", str(mirror), "show", f"{commit}:{file}"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode and not file.endswith("__init__.py"):
@@ -282,7 +282,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
             f"{statistics.median(added):g}; {statistics.median(added_and_changed):g}",
         ),
     ]  # fmt: skip
-    return [f"| {what} | {value} |" for what, value in entries]
+    return [f"| {label} | {value} |" for label, value in entries]
 
 
 NOTE = """\
@@ -322,9 +322,9 @@ def section(rows: Sequence[Row], machine_note: str) -> str:
 
 def _command() -> list[str]:
     """Return the command, without the path of the mirrors."""
-    words = list(sys.argv)
-    words[words.index("--all") + 1] = "MIRRORS"
-    return words
+    arguments = list(sys.argv)
+    arguments[arguments.index("--all") + 1] = "MIRRORS"
+    return arguments
 
 
 def main() -> None:

@@ -133,7 +133,7 @@ def staleness(records: Sequence[Record], skip_updates: int = 0) -> list[int]:
 
 
 class Point(nn.Module):
-    """Four parameters: the smallest model worth training."""
+    """A model of four parameters."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -80,15 +80,15 @@ def main() -> None:
     note, task, rng, rows = machine(), make_small_lenet(), random.Random(5), []
     for path in ("peers", "store"):
         with tempfile.TemporaryDirectory() as folder:
-            whole = Path(folder) / "whole"
-            train_task(task, run_dir=str(whole), path=path)
+            uncut = Path(folder) / "whole"
+            train_task(task, run_dir=str(uncut), path=path)
             cuts = sorted(rng.sample(range(1, UPDATES), options.points // 2))
             equal = []
             for cut in cuts:
                 run_dir = Path(folder) / str(cut)
                 train_task(task, run_dir=str(run_dir), path=path, updates=cut)
                 train_task(task, resume=str(run_dir), updates=10 * UPDATES)
-                equal.append(is_equal(run_dir, whole))
+                equal.append(is_equal(run_dir, uncut))
         rows.append([path, ", ".join(map(str, cuts)), f"{sum(equal)} of {len(cuts)}"])
         print(" | ".join(rows[-1]), flush=True)
     if options.write:

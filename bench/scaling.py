@@ -89,9 +89,9 @@ def rows_of_worlds(times: Mapping[str, Sequence[float]]) -> list[list[str]]:
     def ratio(above: Sequence[float], below: Sequence[float]) -> list[float]:
         return [a / b for a, b in zip(above, below, strict=True)]
 
-    ours = ratio(times["one"], times["two"])
-    bound = ratio(times["plain one"], times["plain two"])
-    of_bound = interval(ratio(ours, bound))
+    efficiencies = ratio(times["one"], times["two"])
+    bound_efficiencies = ratio(times["plain one"], times["plain two"])
+    of_bound = interval(ratio(efficiencies, bound_efficiencies))
     is_reached = of_bound[0] >= WANTED_OF_BOUND
     return [
         ["step of one worker on one core, ms", spread(times["one"]), "", ""],
@@ -99,8 +99,8 @@ def rows_of_worlds(times: Mapping[str, Sequence[float]]) -> list[list[str]]:
         ["two once more : two (A/A)", spread(ratio(times["again"], times["two"]), 3), "", ""],
         ["step of one plain process, ms", spread(times["plain one"]), "", ""],
         ["step of two plain processes, no exchange, ms", spread(times["plain two"]), "", ""],
-        ["efficiency of two workers", spread(ours, 3), "", ""],
-        ["efficiency of two plain processes: the bound", spread(bound, 3), "", ""],
+        ["efficiency of two workers", spread(efficiencies, 3), "", ""],
+        ["efficiency of two plain processes: the bound", spread(bound_efficiencies, 3), "", ""],
         ["efficiency : bound [95 %]", f"{of_bound[0]:.3f} [{of_bound[1]:.3f}, {of_bound[2]:.3f}]",
          f">= {WANTED_OF_BOUND}", "yes" if is_reached else "no"],
     ]  # fmt: skip

@@ -159,7 +159,7 @@ def make_row(
 
 
 def large_row() -> list[str]:
-    """Run what is advised for 510 million parameters and 5 GiB a worker, for six updates."""
+    """Run the advised split for 510 million parameters and 5 GiB a worker, for six updates."""
     task = f"{HERE}:million510"
     plan = ["plan", task, "-n", "2", "--memory", f"{LIMIT >> 20}MiB", "--json"]
     # In a process of its own: a plan takes gigabytes, too.

@@ -45,7 +45,7 @@ def main() -> None:
     num_updates, num_pairs = (10, 1) if options.quick else (options.updates, options.pairs)
     note = machine()
     rows = []
-    for protocol, least in CASES.items():
+    for protocol, limit in CASES.items():
         without, with_straggler = [], []
         for _ in range(num_pairs):
             without.append(run_seconds(protocol, num_updates, ()))
@@ -53,7 +53,7 @@ def main() -> None:
         ratios = [a / b for a, b in zip(with_straggler, without, strict=True)]
         is_reached = statistics.median(ratios) <= WANTED
         rows.append([
-            protocol, spread(without), spread(with_straggler), spread(ratios), f"{least:.2f}",
+            protocol, spread(without), spread(with_straggler), spread(ratios), f"{limit:.2f}",
             f"<= {WANTED}" if protocol in JUDGED else "beside them",
             ("yes" if is_reached else "no") if protocol in JUDGED else "",
         ])  # fmt: skip

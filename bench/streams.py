@@ -223,17 +223,17 @@ def rows_of(turns: dict[str, list[Turn]]) -> list[list[str]]:
     return rows
 
 
-def interval_of(stream: list[Turn], other: list[Turn]) -> tuple[float, float, float]:
+def interval_of(stream: list[Turn], baseline: list[Turn]) -> tuple[float, float, float]:
     """Return the ratio of steps a second, over all turns, and its 95 % bootstrap interval (seeded).
 
     Over all turns, since only a few contain the border of an epoch and its cost.
     """
 
     def ratio(indices: Sequence[int]) -> float:
-        drawn_stream, drawn_other = (
-            [turns[index] for index in indices] for turns in (stream, other)
+        drawn_stream, drawn_baseline = (
+            [turns[index] for index in indices] for turns in (stream, baseline)
         )
-        return _steps_per_s(drawn_stream) / _steps_per_s(drawn_other)
+        return _steps_per_s(drawn_stream) / _steps_per_s(drawn_baseline)
 
     all_indices, rng = range(len(stream)), random.Random(0)
     ratios = sorted(ratio(rng.choices(all_indices, k=len(all_indices))) for _ in range(2000))

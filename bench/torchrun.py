@@ -165,7 +165,7 @@ def measure(row: Row, rounds: int) -> list[Pair]:
 
 def cells_of(row: Row, pairs: Sequence[Pair]) -> list[str]:
     first, again, *ddp_times_s = [pair.times_s for pair in pairs]
-    paceline_s = [statistics.fmean(both) for both in zip(first, again, strict=True)]
+    paceline_s = [statistics.fmean(pair_s) for pair_s in zip(first, again, strict=True)]
     best = min(ddp_times_s, key=statistics.median)
     times = [spread([1000 * s for s in times_s]) for times_s in (paceline_s, *ddp_times_s)]
     reached = "yes" if interval(ratios(paceline_s, best))[0] >= WANTED else "no"
@@ -175,9 +175,9 @@ def cells_of(row: Row, pairs: Sequence[Pair]) -> list[str]:
     ]  # fmt: skip
 
 
-def ratios(own: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Return the ratio of the other's blocks to its own, round by round."""
-    return [b / a for a, b in zip(own, other, strict=True)]
+def ratios(baseline: Sequence[float], values: Sequence[float]) -> list[float]:
+    """Return the ratios of ``values`` to ``baseline``, round by round."""
+    return [b / a for a, b in zip(baseline, values, strict=True)]
 
 
 def format_interval(values: Sequence[float]) -> str:

@@ -165,7 +165,7 @@ class Result:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=24, help="of a row, that count")
+    parser.add_argument("--steps", type=int, default=24, help="counted steps of a row")
     parser.add_argument("--only", nargs="+", default=[], metavar="ROW")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
@@ -204,7 +204,9 @@ def run_rows(rows: Sequence[Row], link: LinkCost, steps: int) -> tuple[list[list
         num_steps = row.whole(max(LEAST_STEPS, steps))
         key = (row.network, row.batch)
         if key not in baselines:
-            most_every = max(other.every for other in rows if (other.network, other.batch) == key)
+            most_every = max(
+                peer_row.every for peer_row in rows if (peer_row.network, peer_row.batch) == key
+            )
             alone = measure("alone", row, max(num_steps, 2 * most_every))
             baselines[key] = alone, measure("bare", row, num_steps)[0]
         (alone, bare), (pace,) = baselines[key], measure("pace", row, num_steps)

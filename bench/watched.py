@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, RandomSampler
 import paceline
 
 FOLDER, FIXED, FIRST, PAIRED = "PUBLIC_FOLDER", "PUBLIC_FIXED", "PUBLIC_FIRST", "PUBLIC_PAIRED"
-"""Environment variables: where to save, whether to fix all, what to import first, pairs."""
+"""Environment variables: the folder to save to, whether to fix, a first import, whether to pair."""
 BEGIN = "import watched; watched.begin()\n"
 END = "\nwatched.end()\n"
 NUM_EPISODES = 8
@@ -88,7 +88,7 @@ class Halves:
         optimizer.step = self.step  # type: ignore[method-assign, assignment]  # the twin steps in pairs
 
     def gather(self) -> bool:
-        """Average the gradients of two turns; return whether both are there."""
+        """Average the gradients of two turns; return whether both are complete."""
         if self._is_gathered:
             return self._is_whole
         self._is_gathered, self._is_whole = True, self._first is not None
@@ -129,7 +129,7 @@ def turns(numbers: Iterable[int]) -> Iterator[int]:
 
 
 def is_main() -> bool:
-    """Whether a twin's turn stands for the main worker's."""
+    """Whether a twin's turn represents the main worker's."""
     return not is_paired() or _turn[0] % 2 == 0
 
 
@@ -156,12 +156,12 @@ def state_seed() -> int | None:
 
 
 def fix_item(index: int) -> None:
-    """Make what a data set draws for an item depend on its index alone."""
+    """Make the random draws of a data set depend on an item's index alone."""
     if is_fixed():
         random.seed(index)
 
 
-# -- at the end ------------------------------------------------------------------------------
+# -- end -------------------------------------------------------------------------------------
 
 
 def end() -> None:

@@ -121,8 +121,8 @@ class Tensors(Dataset[Any]):
         return len(self.targets)
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        chosen = torch.tensor(indices)
-        return self.inputs[chosen], self.targets[chosen]
+        selected = torch.tensor(indices)
+        return self.inputs[selected], self.targets[selected]
 
 
 def identity(batch: Any) -> Any:
@@ -235,7 +235,7 @@ def run_reader(options: argparse.Namespace, channel: socket.socket) -> None:
     size = sum(parameter.numel() for parameter in make_model(options.model).parameters())
     shared = torch.from_file(options.rendezvous, shared=True, size=options.world * (size + 16))
     rows = shared.view(options.world, size + 16)
-    own, others = rows[options.rank], rows[options.rank - 1]
+    own, neighbour = rows[options.rank], rows[options.rank - 1]
     total, counts = torch.zeros(size), rows[:, size]
     file, count = channel.makefile("rw"), 0
     for line in file:
@@ -253,7 +253,7 @@ def run_reader(options: argparse.Namespace, channel: socket.socket) -> None:
             while float(counts.min()) < count:
                 pass
             start = time.perf_counter()
-            total += others[:size]
+            total += neighbour[:size]
             seconds += time.perf_counter() - start
             own[size + 1] = count  # no one writes again before all have read
             while float(rows[:, size + 1].min()) < count:
