@@ -78,7 +78,7 @@ def main() -> None:
         recipe = RECIPES[name]
         num_samples = len(load_task(name, WORKERS).data().train)  # type: ignore[arg-type]  # a map-style data set has a length
         all_steps = -(-num_samples // (recipe.mini_batch_size * WORKERS))
-        rows += rows_of(name, all_steps, options.repeats, has_to_write=options.write)
+        rows += rows_of(name, all_steps, options.repeats, write_picture=options.write)
         texts.append(
             f"{name}: {recipe.init} weights, learning rate {recipe.lr:g}, mini-batches of "
             f"{recipe.mini_batch_size}, {num_samples:,} samples, error against virtual time in "
