@@ -107,7 +107,7 @@ def tied64() -> Task:
     )  # fmt: skip
 
 
-class TrainedModel(NamedTuple):
+class SplitResult(NamedTuple):
     """The result of a run."""
 
     curve: list[float]
@@ -152,7 +152,7 @@ def compare_task() -> Iterator[list[str]]:
             states[split] = load_tensors(run_dir / "model.safetensors")
         for split in SCHEDULED:
             quantity, difference = largest_difference(
-                TrainedModel([], states[split]), TrainedModel([], states[""]), "float64"
+                SplitResult([], states[split]), SplitResult([], states[""]), "float64"
             )
             if difference > TOLERANCES["float64"]:
                 sys.exit(f"{split}: {quantity} differ by {difference:.1e}")
@@ -160,7 +160,7 @@ def compare_task() -> Iterator[list[str]]:
             yield [f"{quantity} of a task in float64, 20 updates", "2", split, *cells]
 
 
-def train_script(folder: Path, dtype: str, split: str) -> TrainedModel:
+def train_script(folder: Path, dtype: str, split: str) -> SplitResult:
     out = folder / "out.pt"
     out.unlink(missing_ok=True)
     flags = ["--workers", "2", "--split", split] if split else ["--workers", "1"]
@@ -170,12 +170,10 @@ def train_script(folder: Path, dtype: str, split: str) -> TrainedModel:
          "train.py", str(out), dtype],
         cwd=folder, check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
-    return TrainedModel(**torch.load(out))
+    return SplitResult(**torch.load(out))
 
 
-def largest_difference(
-    actual: TrainedModel, expected: TrainedModel, dtype: str
-) -> tuple[str, float]:
+def largest_difference(actual: SplitResult, expected: SplitResult, dtype: str) -> tuple[str, float]:
     """Compare weights relative to the largest of each; in float32, the loss after each update."""
     if dtype == "float32":
         pairs = zip(actual.curve, expected.curve, strict=True)

@@ -154,7 +154,7 @@ def found_in_stranger(path: Path) -> set[Place]:
     return find(WORDS.sub("", path.read_text()), path.name)
 
 
-class Evaluation(NamedTuple):
+class SetResult(NamedTuple):
     """The first and the present results of the rules on a set.
 
     Attributes:
@@ -182,7 +182,7 @@ class Evaluation(NamedTuple):
         )
 
 
-def evaluate(folder: Path) -> Evaluation:
+def evaluate(folder: Path) -> SetResult:
     """Evaluate the rules on a set."""
     scripts = by_strangers(folder)
     counts = Counter(row.first for rows in scripts.values() for row in rows)
@@ -192,7 +192,7 @@ def evaluate(folder: Path) -> Evaluation:
     findings = {path: found_in_stranger(path) for path in scripts}
     true_places = {path: {row.place for row in rows if row.first != "wrong"}
                    for path, rows in scripts.items()}  # fmt: skip
-    return Evaluation(
+    return SetResult(
         counts, len(faults), sum(not row.rule for _, row in faults),
         sum(row.place in findings[path] for path, row in faults),
         sum(len(findings[path] - true_places[path]) for path in scripts),

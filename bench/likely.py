@@ -31,7 +31,7 @@ PROFILE, PROFILE_S, SEED = "k-batch-async:2", 20.0, 1
 COVERAGE, WIDTH = 0.90, 0.25
 
 
-class Comparison(NamedTuple):
+class LikelyTrial(NamedTuple):
     """A live run, its prediction, and the likely interval; seconds an update."""
 
     live_s: float
@@ -48,7 +48,7 @@ class Comparison(NamedTuple):
         return (self.until_s - self.from_s) / self.predicted_s
 
 
-def run_round(task: str, mini_batch: int) -> dict[str, tuple[float, Comparison]]:
+def run_round(task: str, mini_batch: int) -> dict[str, tuple[float, LikelyTrial]]:
     """Return the drift of the profile and the comparison, by protocol."""
     live = {"workers": 2, "mini_batch_size": mini_batch, "path": "store", "seed": SEED}
     comparisons = {}
@@ -64,12 +64,14 @@ def run_round(task: str, mini_batch: int) -> dict[str, tuple[float, Comparison]]
             records = records_of(run_dir)
             times_s = update_times_s(records)
             live_s = (times_s[-1] - first_grant_s(records)) / len(times_s)
-            comparison = Comparison(live_s, prediction.time_per_update_s, *prediction.time_likely_s)
+            comparison = LikelyTrial(
+                live_s, prediction.time_per_update_s, *prediction.time_likely_s
+            )
             comparisons[text] = prediction.machine_drift, comparison
     return comparisons
 
 
-def summary(comparisons: list[Comparison]) -> list[str]:
+def summary(comparisons: list[LikelyTrial]) -> list[str]:
     """Summarise the deviation, the number within the likely interval, and its width."""
     deviations = [
         100 * (comparison.predicted_s / comparison.live_s - 1) for comparison in comparisons
@@ -88,7 +90,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     note, drifts = machine(), []
-    by_case: dict[tuple[str, str], list[Comparison]] = {}
+    by_case: dict[tuple[str, str], list[LikelyTrial]] = {}
     for number in range(options.rounds):
         time.sleep(options.pause if number else 0.0)
         for task, mini_batch in TASKS.items():

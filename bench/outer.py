@@ -54,7 +54,7 @@ class Question:
     repeats: int
 
 
-class Result(NamedTuple):
+class RateResult(NamedTuple):
     """The outcomes of a protocol at one rate."""
 
     protocol: str
@@ -118,7 +118,7 @@ def contenders(steps: int) -> list[tuple[str, int, tuple[float, ...]]]:
     ]
 
 
-def race(question: Question) -> list[Result]:
+def race(question: Question) -> list[RateResult]:
     """Return each contender at its best rate, from parallel runs, as time is virtual."""
     entries = contenders(question.steps)
     runs = [(name, batch, rate) for name, batch, rates in entries for rate in rates]
@@ -131,7 +131,7 @@ def race(question: Question) -> list[Result]:
     return [best([result for result in results if result[:2] == entry[:2]]) for entry in entries]
 
 
-def best(results: Sequence[Result]) -> Result:
+def best(results: Sequence[RateResult]) -> RateResult:
     """Return the result with the least loss, of one protocol at several rates."""
     converged = [
         result for result in results if math.isfinite(sum(result.losses)) and result.losses
@@ -141,7 +141,7 @@ def best(results: Sequence[Result]) -> Result:
     return min(converged, key=lambda result: result.loss)
 
 
-def run(question: Question, protocol: str, batch: int, rate: float) -> Result:
+def run(question: Question, protocol: str, batch: int, rate: float) -> RateResult:
     """Run all seeds of one protocol at one rate."""
     torch.set_num_threads(1)
     contest = Contest(
@@ -154,14 +154,14 @@ def run(question: Question, protocol: str, batch: int, rate: float) -> Result:
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         comparison = compare(contest, Quiet(), Path(folder) / "runs")
-    return Result(protocol, batch, rate, comparison.contenders[0].outcomes)
+    return RateResult(protocol, batch, rate, comparison.contenders[0].outcomes)
 
 
 def format_rates(rates: Sequence[float]) -> str:
     return ", ".join(f"{rate:g}" for rate in rates)
 
 
-def row(result: Result, update_bytes: int, epochs: int) -> list[str]:
+def row(result: RateResult, update_bytes: int, epochs: int) -> list[str]:
     """Return the cells of a result."""
     errors = [run.test_error for run in result.outcomes if run.test_error is not None]
     updates = result.outcomes[0].updates

@@ -51,7 +51,7 @@ HEADER = (
 )  # fmt: skip
 
 
-class ScriptRun(NamedTuple):
+class ScriptResult(NamedTuple):
     """The exit code of a run, its output, and the state of its workers, one entry a worker."""
 
     code: int
@@ -89,7 +89,7 @@ class Row(NamedTuple):
 
 def run(
     entry: Entry, folder: Path, call: Sequence[str] = (), *, is_fixed: bool = False
-) -> ScriptRun:
+) -> ScriptResult:
     """Run a script in a copy of ``folder``: by paceline, or by python if ``call`` is empty."""
     path = entry.main or entry.script
     is_paired = is_fixed and entry.is_paired and not call
@@ -109,9 +109,9 @@ def run(
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as expired:
-            return ScriptRun(124, f"{expired.stdout!r}\nlonger than {LIMIT_S} s", [])
+            return ScriptResult(124, f"{expired.stdout!r}\nlonger than {LIMIT_S} s", [])
         states = [torch.load(file) for file in sorted(Path(saved).glob("*.pt"))]
-        return ScriptRun(process.returncode, process.stdout, states)
+        return ScriptResult(process.returncode, process.stdout, states)
 
 
 def publish(entry: Entry, mirrors: Path, folder: Path) -> None:
@@ -185,7 +185,7 @@ def is_equal(first: dict[str, Any], second: dict[str, Any]) -> bool:
     )
 
 
-def describe_failure(result: ScriptRun) -> str:
+def describe_failure(result: ScriptResult) -> str:
     """Describe a failed run by the line that names an error, or by its last one."""
     lines = [line.strip() for line in result.output.splitlines() if line.strip()] or [""]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*: ", line)]

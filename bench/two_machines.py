@@ -134,7 +134,7 @@ def exchange_s(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class RowResult:
     """The result of one row; seconds of a step."""
 
     row: Row
@@ -147,7 +147,7 @@ class Result:
     def is_near(self) -> bool:
         return abs(self.predicted_s / self.step_s - 1.0) <= WITHIN
 
-    def cells(self, first: "Result") -> list[str]:
+    def cells(self, first: "RowResult") -> list[str]:
         row, verdict = self.row, "-"
         if first is not self:
             gains = first.predicted_s / self.predicted_s, first.step_s / self.step_s
@@ -198,7 +198,7 @@ def main() -> None:
 def run_rows(rows: Sequence[Row], link: LinkCost, steps: int) -> tuple[list[list[str]], str]:
     """Return the cells of each row, and the part of the exchange that the backward pass hides."""
     baselines: dict[tuple[str, int], tuple[list[dict[str, Any]], dict[str, Any]]] = {}
-    firsts: dict[tuple[str, int], Result] = {}
+    firsts: dict[tuple[str, int], RowResult] = {}
     cells, overlaps = [], []
     for row in rows:
         num_steps = row.whole(max(LEAST_STEPS, steps))
@@ -211,7 +211,7 @@ def run_rows(rows: Sequence[Row], link: LinkCost, steps: int) -> tuple[list[list
             baselines[key] = alone, measure("bare", row, num_steps)[0]
         (alone, bare), (pace,) = baselines[key], measure("pace", row, num_steps)
         alone_s = slower_s(alone, row.every)
-        result = Result(
+        result = RowResult(
             row=row, alone_s=alone_s, step_s=pace["step_s"],
             predicted_s=alone_s + exchange_s(row, link, bare, pace), sent_bytes=pace["sent_bytes"],
         )  # fmt: skip
@@ -225,7 +225,7 @@ def run_rows(rows: Sequence[Row], link: LinkCost, steps: int) -> tuple[list[list
     return cells, " ".join(overlaps)
 
 
-def describe_overlap(result: Result, bare_s: float, peer_step_s: Mapping[str, float]) -> str:
+def describe_overlap(result: RowResult, bare_s: float, peer_step_s: Mapping[str, float]) -> str:
     """Describe the exposed part of the exchange without overlap, and the best of DDP."""
     exposed_s, full_s = result.step_s - bare_s, peer_step_s["by hand"] - bare_s
     ddp_s = min(peer_step_s[kind] for kind in BUCKETS_MB) - bare_s
