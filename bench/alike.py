@@ -108,7 +108,7 @@ def tied64() -> Task:
 
 
 class SplitResult(NamedTuple):
-    """The result of a run."""
+    """The result of a run with one split."""
 
     curve: list[float]
     state: dict[str, Tensor]

@@ -227,7 +227,7 @@ def command_for(loop: str, fast: str, folder: str) -> list[str]:
 
 
 class DidNotStart(Exception):
-    """A contender ended early; the message is what it printed."""
+    """A contender did not start, or ended early; the message is its output."""
 
 
 class Contender:
