@@ -28,11 +28,11 @@ WANTED = {"chapter": 0.80, "default": 0.82}
 
 def accuracy(init: str, workers: int, seed: int, epochs: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        flags = {
+        settings = {
             "workers": workers, "seed": seed, "epochs": epochs, "init": init,
             "run_dir": f"{folder}/run",
         }  # fmt: skip
-        summary = launch_run(TaskProgram(task="lenet"), resolve(flags).settings, QuietObserver())
+        summary = launch_run(TaskProgram(task="lenet"), resolve(settings).settings, QuietObserver())
     assert isinstance(summary, Summary)
     assert summary.test_accuracy is not None
     return summary.test_accuracy
@@ -49,8 +49,8 @@ def main() -> None:
         for workers in (1, 2):
             values = [accuracy(init, workers, seed, options.epochs) for seed in SEEDS]
             means.append(statistics.mean(values))
-            shown = [f"{value:.4f}" for value in values]
-            rows.append([init, str(workers), *shown, f"{means[-1]:.4f}", f">= {wanted}"])
+            cells = [f"{value:.4f}" for value in values]
+            rows.append([init, str(workers), *cells, f"{means[-1]:.4f}", f">= {wanted}"])
             print(" | ".join(rows[-1]), flush=True)
         print(
             f"{init}: means differ by {abs(means[0] - means[1]):.4f} (wanted <= 0.02)", flush=True

@@ -1,10 +1,10 @@
-"""What splits of one model come to after 20 updates, beside one device.
+"""The result of each split of one model after 20 updates, compared with one device.
 
-    a script   in each way, in float64 with momentum, weight decay and tied weights: its weights;
-               and in float32 its loss after each update
-    a task     by the schedules of a pipeline that need its loss: its weights
+    a script   with each split, in float64 with momentum, weight decay and tied weights: its
+               weights; and in float32: its loss after each update
+    a task     with the pipeline schedules that need its loss: its weights
 
-Run by bench/splits.py, which has the rows.
+Run by bench/splits.py, which writes the rows.
 """
 
 import subprocess
@@ -26,8 +26,8 @@ from table import say
 HERE = Path(__file__).stem
 SPLITS = ("data", "network:2", "layer:2", "shard:1", "shard:2", "shard:3")
 SCHEDULED = ("network:2:1f1b", "network:2:interleaved")
-"""Of a task, whose loss is known."""
-CLOSE = {"float64": 1e-6, "float32": 1e-3}
+"""Schedules that need the loss, hence a task."""
+TOLERANCES = {"float64": 1e-6, "float32": 1e-3}
 SCRIPT = """
 import sys
 import torch
@@ -72,11 +72,11 @@ state = model.state_dict()
 if pace.is_main:
     torch.save({"curve": curve, "state": state}, out)
 """
-"""A model of one kind of numbers, trained for 20 updates; its loss over all samples after each."""
+"""Trains a model of one dtype for 20 updates; saves the loss over all samples after each."""
 
 
 class Tied64(nn.Module):
-    """Six layers of 64-bit numbers, two of them with one weight."""
+    """Six float64 layers, two of which share one weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,82 +101,86 @@ def tied64() -> Task:
     return Task(
         name="tied", model=Tied64, loss=loss, data=data, learning_rate=0.1, batch_size=12, epochs=1,
         metrics=loss_metrics(loss),
-        optimizer=lambda held, rate: torch.optim.SGD(
-            held, lr=rate, momentum=0.9, weight_decay=1e-2
+        optimizer=lambda parameters, rate: torch.optim.SGD(
+            parameters, lr=rate, momentum=0.9, weight_decay=1e-2
         ),
     )  # fmt: skip
 
 
-class Ended(NamedTuple):
-    """What a run came to."""
+class SplitResult(NamedTuple):
+    """The result of a run with one split."""
 
     curve: list[float]
     state: dict[str, Tensor]
 
 
-def equal() -> Iterator[list[str]]:
+def compare_script() -> Iterator[list[str]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.py").write_text(SCRIPT)
-        for kind, close in CLOSE.items():
-            expected = trained(folder, kind, "")
+        for dtype, tolerance in TOLERANCES.items():
+            expected = train_script(folder, dtype, "")
             for split in SPLITS:
-                say(f"{kind}, {split}")
-                found = trained(folder, kind, split)
-                what, far = farthest(found, expected, kind)
-                if far > close:
-                    sys.exit(f"{split} in {kind}: {what} differ by {far:.1e}")
+                say(f"{dtype}, {split}")
+                result = train_script(folder, dtype, split)
+                quantity, difference = largest_difference(result, expected, dtype)
+                if difference > tolerance:
+                    sys.exit(f"{split} in {dtype}: {quantity} differ by {difference:.1e}")
                 yield [
-                    f"{what} in {kind}, 20 updates",
+                    f"{quantity} in {dtype}, 20 updates",
                     "2",
                     split,
-                    f"{far:.1e}",
-                    f"< {close:g}",
+                    f"{difference:.1e}",
+                    f"< {tolerance:g}",
                     "",
                 ]
 
 
-def equal_tasks() -> Iterator[list[str]]:
-    """Weights of a task that has trained for 20 updates by schedules that need its loss."""
+def compare_task() -> Iterator[list[str]]:
+    """Compare the weights of a task after 20 updates under schedules that need its loss."""
     with tempfile.TemporaryDirectory() as folder:
         states = {}
         for split in ("", *SCHEDULED):
             say(f"a task, {split or 'one device'}")
-            run = Path(folder) / (split.replace(":", "-") or "one")
-            words = ["--workers", "2", "--split", split] if split else ["--workers", "1"]
+            run_dir = Path(folder) / (split.replace(":", "-") or "one")
+            flags = ["--workers", "2", "--split", split] if split else ["--workers", "1"]
             subprocess.run(
-                [sys.executable, "-m", "paceline", "train", f"{HERE}:tied64", *words,
-                 "--updates", "20", "--epochs", "1", "--run-dir", str(run)],
+                [sys.executable, "-m", "paceline", "train", f"{HERE}:tied64", *flags,
+                 "--updates", "20", "--epochs", "1", "--run-dir", str(run_dir)],
                 check=True, stdout=subprocess.DEVNULL,
             )  # fmt: skip
-            states[split] = load_tensors(run / "model.safetensors")
+            states[split] = load_tensors(run_dir / "model.safetensors")
         for split in SCHEDULED:
-            what, far = farthest(Ended([], states[split]), Ended([], states[""]), "float64")
-            if far > CLOSE["float64"]:
-                sys.exit(f"{split}: {what} differ by {far:.1e}")
-            said = [f"{far:.1e}", f"< {CLOSE['float64']:g}", ""]
-            yield [f"{what} of a task in float64, 20 updates", "2", split, *said]
+            quantity, difference = largest_difference(
+                SplitResult([], states[split]), SplitResult([], states[""]), "float64"
+            )
+            if difference > TOLERANCES["float64"]:
+                sys.exit(f"{split}: {quantity} differ by {difference:.1e}")
+            cells = [f"{difference:.1e}", f"< {TOLERANCES['float64']:g}", ""]
+            yield [f"{quantity} of a task in float64, 20 updates", "2", split, *cells]
 
 
-def trained(folder: Path, kind: str, split: str) -> Ended:
+def train_script(folder: Path, dtype: str, split: str) -> SplitResult:
     out = folder / "out.pt"
     out.unlink(missing_ok=True)
-    words = ["--workers", "2", "--split", split] if split else ["--workers", "1"]
+    flags = ["--workers", "2", "--split", split] if split else ["--workers", "1"]
     subprocess.run(
-        [sys.executable, "-m", "paceline", "launch", *words, "--run-dir",
-         str(folder / f"run-{kind}-{split or 1}"),
-         "train.py", str(out), kind],
+        [sys.executable, "-m", "paceline", "launch", *flags, "--run-dir",
+         str(folder / f"run-{dtype}-{split or 1}"),
+         "train.py", str(out), dtype],
         cwd=folder, check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
-    return Ended(**torch.load(out))
+    return SplitResult(**torch.load(out))
 
 
-def farthest(found: Ended, expected: Ended, kind: str) -> tuple[str, float]:
-    """Weights, relative to the largest of each; of 32 bits the loss after each update."""
-    if kind == "float32":
-        pairs = zip(found.curve, expected.curve, strict=True)
+def largest_difference(actual: SplitResult, expected: SplitResult, dtype: str) -> tuple[str, float]:
+    """Compare weights relative to the largest of each; in float32, the loss after each update."""
+    if dtype == "float32":
+        pairs = zip(actual.curve, expected.curve, strict=True)
         return "loss curves", max(abs(a - b) for a, b in pairs)
-    far = 0.0
-    for name, one in expected.state.items():
-        far = max(far, float((one - found.state[name]).abs().max() / one.abs().max()))
-    return "weights", far
+    largest = 0.0
+    for name, weight in expected.state.items():
+        largest = max(
+            largest, float((weight - actual.state[name]).abs().max() / weight.abs().max())
+        )
+    return "weights", largest

@@ -1,12 +1,12 @@
-"""What loops of other kinds cost: without a loader, beside DDP, and with four lines beside none.
+"""The cost of loops of other kinds: without a loader, against DDP; four lines, against none.
 
     python bench/any_loop.py [--rounds 8] [--write]
 
 Two halves. In the first two workers train a GPT (4 layers, 128 wide, 64 tokens, batch 24, AdamW) in
-a loop without a loader, `for number in pace.updates(n)`, where each draws 12 pieces a step; beside
-it the same loop under DDP with the best of twelve settings, found before, and Paceline once more.
-All are alive at once and take blocks of steps in turn. In the second one worker takes three kinds
-of loops, each with the four lines, bare, and bare again, as bench/overhead.py does: over a loader,
+a loop without a loader, `for number in pace.updates(n)`, where each draws 12 pieces a step; against
+the same loop under DDP with the best of twelve settings, found before, and Paceline once more.
+All are alive at once and take blocks of steps in turn. In the second one worker runs three kinds
+of loops, each with the four lines, bare, and bare again, as in bench/overhead.py: over a loader,
 over numbers, and with two optimizers (a GAN). Writes results/any_loop.md.
 """
 
@@ -34,15 +34,15 @@ from worlds import World
 MODEL, GLOBAL_BATCH, STEPS = "gpt", 24, 12
 ROLES = {"pace": "pace", "again": "pace", "ddp": "ddp"}
 WANTED_OF_DDP = 1.0
-BLOCKS_A_ROUND, PAIRS_A_ROUND, MOST_S_A_ROUND = 3, 50, 22.5
+BLOCKS_A_ROUND, PAIRS_A_ROUND, LIMIT_S_A_ROUND = 3, 50, 22.5
 NOISE, WIDTH = 64, 608
-"""So that a step of the GAN takes some 30 ms, as those of LeNet."""
+"""Sizes with which a step of the GAN takes some 30 ms, as one of LeNet does."""
 loss_of = nn.functional.cross_entropy
 
 # -- beside DDP --------------------------------------------------------------------------------
 
 
-def beside_ddp(rounds: int) -> list[list[str]]:
+def ddp_rows(rounds: int) -> list[list[str]]:
     total = STEPS * (rounds + 1)
     worlds = {
         name: World(
@@ -65,11 +65,11 @@ def beside_ddp(rounds: int) -> list[list[str]]:
         ("again", "Paceline again", "1 inside"),
     ):
         ratios = [a / b for a, b in zip(times[name], times["pace"], strict=True)]
-        middle, low, high = interval(ratios)
+        median, low, high = interval(ratios)
         is_reached = low >= WANTED_OF_DDP if name == "ddp" else low <= 1.0 <= high
         rows.append([
             f"GPT over numbers, 2 workers; {title} : Paceline", spread(times[name]),
-            spread(times["pace"]), f"{middle:.4f}", f"{low:.4f} to {high:.4f}", str(len(ratios)),
+            spread(times["pace"]), f"{median:.4f}", f"{low:.4f} to {high:.4f}", str(len(ratios)),
             wanted, "yes" if is_reached else "no",
         ])  # fmt: skip
     return rows
@@ -78,8 +78,8 @@ def beside_ddp(rounds: int) -> list[list[str]]:
 # -- one worker --------------------------------------------------------------------------------
 
 
-def batch_of(data: ArrayDataset) -> tuple[Tensor, Tensor]:
-    """Drawn now."""
+def draw_batch(data: ArrayDataset) -> tuple[Tensor, Tensor]:
+    """Draw a batch."""
     return collate_batch(data.__getitems__(torch.randint(len(data), (BATCH,)).tolist()))
 
 
@@ -93,7 +93,7 @@ def bare_numbers(data: ArrayDataset) -> Step:
     model, optimizer = make_lenet()
 
     def step() -> None:
-        inputs, targets = batch_of(data)
+        inputs, targets = draw_batch(data)
         optimizer.zero_grad()
         loss_of(model(inputs), targets).backward()
         optimizer.step()
@@ -108,7 +108,7 @@ def paced_numbers(data: ArrayDataset) -> Step:
     def loop() -> Iterator[None]:
         for _ in pace.updates(1_000_000_000):
             with pace.step():
-                inputs, targets = batch_of(data)
+                inputs, targets = draw_batch(data)
                 optimizer.zero_grad()
                 loss_of(model(inputs), targets).backward()
                 optimizer.step()
@@ -119,24 +119,24 @@ def paced_numbers(data: ArrayDataset) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class Gan:
-    """Two networks, their optimizers, and the loader of what is real."""
+    """Two networks, their optimizers, and the loader of real images."""
 
     generator: nn.Module
     discriminator: nn.Module
-    generating: torch.optim.Optimizer
-    discriminating: torch.optim.Optimizer
+    generator_optimizer: torch.optim.Optimizer
+    discriminator_optimizer: torch.optim.Optimizer
     loader: Any
 
     def step(self, images: Tensor) -> None:
-        """Of both; the generator's loss sees what the discriminator's step has made."""
-        made = self.generator(torch.randn(len(images), NOISE))
-        self.discriminating.zero_grad()
-        real, fake = self.discriminator(images), self.discriminator(made.detach())
+        """Step both; the generator's loss uses the updated discriminator."""
+        generated = self.generator(torch.randn(len(images), NOISE))
+        self.discriminator_optimizer.zero_grad()
+        real, fake = self.discriminator(images), self.discriminator(generated.detach())
         (nn.functional.softplus(-real) + nn.functional.softplus(fake)).mean().backward()
-        self.discriminating.step()
-        self.generating.zero_grad()
-        nn.functional.softplus(-self.discriminator(made)).mean().backward()
-        self.generating.step()
+        self.discriminator_optimizer.step()
+        self.generator_optimizer.zero_grad()
+        nn.functional.softplus(-self.discriminator(generated)).mean().backward()
+        self.generator_optimizer.step()
 
 
 def make_gan(data: ArrayDataset) -> Gan:
@@ -170,9 +170,10 @@ def bare_gan(data: ArrayDataset) -> Step:
 
 def paced_gan(data: ArrayDataset) -> Step:
     pace = Pace(SoloExchange(), Context())
-    made = make_gan(data)
+    parts = make_gan(data)
     gan = Gan(*pace.prepare(
-        made.generator, made.discriminator, made.generating, made.discriminating, made.loader
+        parts.generator, parts.discriminator, parts.generator_optimizer,
+        parts.discriminator_optimizer, parts.loader,
     ))  # fmt: skip
 
     def loop() -> Iterator[None]:
@@ -193,7 +194,7 @@ KINDS: dict[str, tuple[Maker, Maker]] = {
 }
 
 
-def show(rows: list[list[str]]) -> None:
+def print_rows(rows: list[list[str]]) -> None:
     for row in rows:
         print(" | ".join(row), flush=True)
 
@@ -204,15 +205,15 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     note, added = machine(), []
-    rows = beside_ddp(BLOCKS_A_ROUND * options.rounds)
-    show(rows)
+    rows = ddp_rows(BLOCKS_A_ROUND * options.rounds)
+    print_rows(rows)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     data = make_data(60_000)
     for name, (four_lines, bare) in KINDS.items():
         makers = makers_of(partial(four_lines, data), partial(bare, data))
-        times = measure(makers, PAIRS_A_ROUND * options.rounds, MOST_S_A_ROUND * options.rounds)
+        times = measure(makers, PAIRS_A_ROUND * options.rounds, LIMIT_S_A_ROUND * options.rounds)
         rows += overhead.rows_of(times, f"{name}, 1 worker; ")
-        show(rows[-2:])
+        print_rows(rows[-2:])
         added.append(f"{name}: {overhead.added_us(times):.0f} us")
     print("; ".join(added))
     header = [
@@ -220,14 +221,14 @@ def main() -> None:
         "wanted", "reached",
     ]  # fmt: skip
     num_blocks = BLOCKS_A_ROUND * options.rounds
-    how = (
+    method = (
         f"Of DDP the lower end is wanted, of one worker the upper one. {num_blocks} blocks of "
         f"{STEPS} steps beside DDP, blocks of {overhead.STEPS} for one worker, in turn; median "
         "(least to most); interval of the median by bootstrap over pairs. Four lines add, a step: "
     )
     if options.write:
         write_table(
-            "any_loop", "Loops of other kinds", header, rows, f"{how}{'; '.join(added)}. {note}"
+            "any_loop", "Loops of other kinds", header, rows, f"{method}{'; '.join(added)}. {note}"
         )
 
 

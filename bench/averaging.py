@@ -1,11 +1,11 @@
-"""How often to average: gradients each step, models every H steps, models once at the end.
+"""How often to average: gradients each step, models every H steps, or models once at the end.
 
     python bench/averaging.py [--tasks softmax,lenet] [--repeats 1] [--write]
 
 One epoch of the same samples in the same order, in virtual time where every step takes 10 ms and an
-exchange nothing, so what is seen is the mathematics alone: full-sync averages gradients each step,
-local-sgd:H models every H steps, and the last H is all the steps that a worker takes, so models are
-averaged once at the end. How many exchanges each needs stands beside its error.
+exchange nothing, so only the mathematics shows: full-sync averages gradients each step, local-sgd:H
+models every H steps, and the last H is all the steps of a worker, so models are averaged once at
+the end. The table has the exchanges of each beside its error.
 
 Writes results/averaging.md and a picture for each task.
 """
@@ -32,7 +32,7 @@ EVALUATIONS = 8
 
 
 class Quiet:
-    """Says when a run begins and what came of it."""
+    """Prints the start and the result of each run."""
 
     def began(self, protocol: str, seed: int) -> None:
         print(f"{protocol}, seed {seed} ...", flush=True)
@@ -47,13 +47,13 @@ class Quiet:
         print(text, flush=True)
 
     def ended(self, outcome: RunOutcome | str) -> None:
-        found = outcome if isinstance(outcome, str) else f"accuracy {outcome.best_accuracy}"
-        print(f"   {found}", flush=True)
+        result = outcome if isinstance(outcome, str) else f"accuracy {outcome.best_accuracy}"
+        print(f"   {result}", flush=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a task is trained."""
+    """Settings to train a task with."""
 
     init: str
     lr: float
@@ -78,7 +78,7 @@ def main() -> None:
         recipe = RECIPES[name]
         num_samples = len(load_task(name, WORKERS).data().train)  # type: ignore[arg-type]  # a map-style data set has a length
         all_steps = -(-num_samples // (recipe.mini_batch_size * WORKERS))
-        rows += measured(name, all_steps, options.repeats, has_to_write=options.write)
+        rows += rows_of(name, all_steps, options.repeats, write_picture=options.write)
         texts.append(
             f"{name}: {recipe.init} weights, learning rate {recipe.lr:g}, mini-batches of "
             f"{recipe.mini_batch_size}, {num_samples:,} samples, error against virtual time in "
@@ -91,8 +91,8 @@ def main() -> None:
         write_table("averaging", "How often to average", header, rows, text)
 
 
-def measured(name: str, all_steps: int, repeats: int, *, has_to_write: bool) -> list[list[str]]:
-    """The rows of one task; its picture is written."""
+def rows_of(name: str, all_steps: int, repeats: int, *, write_picture: bool) -> list[list[str]]:
+    """Return the rows of one task, and copy its picture."""
     recipe = RECIPES[name]
     protocols = ("full-sync", *(f"local-sgd:{steps}" for steps in (*STEPS, all_steps)))
     contest = Contest(
@@ -104,9 +104,9 @@ def measured(name: str, all_steps: int, repeats: int, *, has_to_write: bool) -> 
         ),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        found = compare(contest, Quiet(), Path(folder) / "runs")
-        rows = [[name, *row] for row in table(found, all_steps)]
-        if has_to_write:
+        comparison = compare(contest, Quiet(), Path(folder) / "runs")
+        rows = [[name, *row] for row in result_rows(comparison, all_steps)]
+        if write_picture:
             picture = Path(folder) / "runs" / "comparison.svg"
             shutil.copy(picture, RESULTS / f"averaging-{name}.svg")
     for row in rows:
@@ -114,17 +114,17 @@ def measured(name: str, all_steps: int, repeats: int, *, has_to_write: bool) -> 
     return rows
 
 
-def table(found: Comparison, all_steps: int) -> list[list[str]]:
-    """What was averaged how often, and the error that was left."""
+def result_rows(comparison: Comparison, all_steps: int) -> list[list[str]]:
+    """Return rows with the averaged quantity, the number of exchanges, and the remaining error."""
     rows = []
-    for one in found.contenders:
-        steps = int(one.protocol.partition(":")[2] or 0)
-        what = f"models, every {steps} steps" if steps else "gradients, each step"
-        what = "models, once at the end" if steps == all_steps else what
-        errors = [run.test_error for run in one.outcomes if run.test_error is not None]
-        losses = [run.test_loss for run in one.outcomes if run.test_loss is not None]
+    for contender in comparison.contenders:
+        steps = int(contender.protocol.partition(":")[2] or 0)
+        averaged = f"models, every {steps} steps" if steps else "gradients, each step"
+        averaged = "models, once at the end" if steps == all_steps else averaged
+        errors = [run.test_error for run in contender.outcomes if run.test_error is not None]
+        losses = [run.test_loss for run in contender.outcomes if run.test_loss is not None]
         rows.append([
-            what, f"`{one.protocol}`", f"{one.outcomes[0].updates:,}",
+            averaged, f"`{contender.protocol}`", f"{contender.outcomes[0].updates:,}",
             f"{statistics.median(errors):.4f}", f"{statistics.median(losses):.4f}",
         ])  # fmt: skip
     return rows

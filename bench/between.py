@@ -1,12 +1,12 @@
-"""Other benches at two commits, in turn: what a change has made faster or slower.
+"""Other benches at two commits, in turn: the effect of a change on their speed.
 
     python bench/between.py BEFORE [--rounds 3] [--only NAME ...] [--write]
 
-Both commits are checked out beside each other and run by the same interpreter. A round is: before,
-after, after again, of one bench; then the next round. A row is a row that the bench itself prints
-at both commits, by the first figure in it. The ratio of a round is after to before; "again" is the
-second run of after to its first, which is what this machine does to a figure that nothing changed.
-Slower is what is on the worse side of 1 in every round, by more than "again" is off in any.
+Both commits are checked out and run by the same interpreter. A round is: before, after, after
+again, of one bench; then the next round. A row is a row that the bench itself prints at both
+commits, represented by its first figure. The ratio of a round is after to before; "again" is the
+second run of after to its first, which shows how far equal figures differ on this machine. A row is
+slower if its ratio is on the worse side of 1 in every round, by more than "again" deviates in any.
 Writes results/between.md.
 """
 
@@ -40,7 +40,7 @@ _FIGURE = re.compile(r"-?[\d,]+(\.\d+)?( \(.* to .*\))?")
 
 @dataclass(slots=True)
 class Row:
-    """One row of one bench: its figure in each run."""
+    """One row of one bench, with its figure in each run."""
 
     bench: str
     name: str
@@ -54,48 +54,57 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """Whether every round says the same, and more than the machine would say by itself."""
-        worse = [1 / one for one in self.ratios] if self.bench in MORE_IS_BETTER else self.ratios
-        own = [b / a for a, b in zip(self.after, self.again, strict=True)]
-        margin = max(max(one, 1 / one) for one in own)
-        if min(worse) > margin:
+        """Whether every round agrees, by more than the machine's own variation."""
+        slowdowns = [1 / r for r in self.ratios] if self.bench in MORE_IS_BETTER else self.ratios
+        aa_ratios = [b / a for a, b in zip(self.after, self.again, strict=True)]
+        margin = max(max(ratio, 1 / ratio) for ratio in aa_ratios)
+        if min(slowdowns) > margin:
             return "slower"
-        return "faster" if max(worse) < 1 / margin else "as before"
+        return "faster" if max(slowdowns) < 1 / margin else "as before"
 
     def cells(self) -> list[str]:
-        own = [b / a for a, b in zip(self.after, self.again, strict=True)]
-        figures = [f"{statistics.median(one):,.4g}" for one in (self.before, self.after)]
-        return [self.bench, self.name, *figures, spread(self.ratios), spread(own), self.verdict]
+        aa_ratios = [b / a for a, b in zip(self.after, self.again, strict=True)]
+        figures = [f"{statistics.median(values):,.4g}" for values in (self.before, self.after)]
+        return [
+            self.bench,
+            self.name,
+            *figures,
+            spread(self.ratios),
+            spread(aa_ratios),
+            self.verdict,
+        ]
 
 
 def check_out(commit: str, folder: Path) -> Path:
-    """This repository at a commit, with its modules compiled."""
+    """Check out this repository at a commit, with its modules compiled."""
     subprocess.run(["git", "clone", "--quiet", "--shared", ROOT, folder], check=True)
     subprocess.run(["git", "checkout", "--quiet", commit], cwd=folder, check=True)
     compileall.compile_dir(folder / "src", quiet=2)
     return folder
 
 
-def figures_of(place: Path, bench: str) -> dict[str, float]:
-    """What a bench prints there: the first figure of each row, by the cells before it."""
-    path = os.pathsep.join(str(place / one) for one in ("src", "tests/support"))
-    done = subprocess.run(
+def run_bench(root: Path, bench: str) -> dict[str, float]:
+    """Run a bench of a checkout; return the first figure of each row, by the cells before it."""
+    path = os.pathsep.join(str(root / folder) for folder in ("src", "tests/support"))
+    result = subprocess.run(
         [sys.executable, f"bench/{bench}.py", *BENCHES[bench]],
-        cwd=place, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+        cwd=root, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    found: dict[str, float] = {}
-    for line in done.stdout.splitlines():
-        name, figure = _read(line.split(" | "))
+    figures: dict[str, float] = {}
+    for line in result.stdout.splitlines():
+        name, figure = _parse_row(line.split(" | "))
         if figure is not None:
-            found[name] = figure
-    if not found:
-        sys.exit(f"{bench} at {place.name} printed no figures:\n{done.stdout}{done.stderr}"[-2000:])
-    return found
+            figures[name] = figure
+    if not figures:
+        sys.exit(
+            f"{bench} at {root.name} printed no figures:\n{result.stdout}{result.stderr}"[-2000:]
+        )
+    return figures
 
 
-def _read(cells: Sequence[str]) -> tuple[str, float | None]:
-    """The name of a row, and its figure: one with a spread, or else the first number."""
+def _parse_row(cells: Sequence[str]) -> tuple[str, float | None]:
+    """Return the name of a row and its figure: one with a spread, or else the first number."""
     numbers = [i for i, cell in enumerate(cells) if i and _FIGURE.fullmatch(cell.strip())]
     first = next((i for i in numbers if "(" in cells[i]), numbers[0] if numbers else 0)
     if not first:
@@ -104,12 +113,12 @@ def _read(cells: Sequence[str]) -> tuple[str, float | None]:
 
 
 def compare(before: Path, after: Path, bench: str, rounds: int) -> list[Row]:
-    """The rows of one bench that both commits print."""
+    """Return the rows of one bench that both commits print."""
     rows: dict[str, Row] = {}
     for number in range(rounds):
-        runs = [figures_of(place, bench) for place in (before, after, after)]
-        names = runs[0].keys() & runs[1].keys() & runs[2].keys()
-        for name in (one for one in runs[1] if one in names):
+        runs = [run_bench(root, bench) for root in (before, after, after)]
+        common_names = runs[0].keys() & runs[1].keys() & runs[2].keys()
+        for name in (name for name in runs[1] if name in common_names):
             row = rows.setdefault(name, Row(bench, name))
             for figures, run in zip((row.before, row.after, row.again), runs, strict=True):
                 figures.append(run[name])
@@ -129,18 +138,18 @@ def main() -> None:
         before = check_out(options.before, Path(scratch) / "before")
         after = check_out("HEAD", Path(scratch) / "after")
         for bench in options.only:
-            found = compare(before, after, bench, options.rounds)
-            rows += [row.cells() for row in found]
-            for row in found:
+            bench_rows = compare(before, after, bench, options.rounds)
+            rows += [row.cells() for row in bench_rows]
+            for row in bench_rows:
                 print(" | ".join(row.cells()), flush=True)
     if options.write:
         header = ["bench", "row", "before", "after", "after : before", "again : after", "verdict"]
-        how = (
+        method = (
             f"Before: {options.before}. {options.rounds} rounds of before, after, after again; "
             "medians, ratios with least and most. More is better in "
             f"{', '.join(MORE_IS_BETTER)}, less in the others. {note}"
         )
-        write_table("between", "Two commits in turn", header, rows, how)
+        write_table("between", "Two commits in turn", header, rows, method)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Who is busy by itself for five minutes, at any place, is named and never ended.
+"""A worker that is busy on its own for five minutes, anywhere, is named and never ended.
 
     python bench/busy.py [--seconds 300] [--only PLACE ...] [--write]
 
-One of two workers saves to a slow disk (it sleeps), validates (it computes), compiles (what it has
-begun computes) or is held by a debugger (a tracer that stops it): before ``prepare``, in a step,
+One of two workers saves to a slow disk (it sleeps), validates (it computes), compiles (a child
+process computes) or is held by a debugger (a tracer stops it): before ``prepare``, in a step,
 between epochs, in ``pace.once()``, at the end of the script. All runs go at once, without
-``--stall-after``; those that compute have the lowest priority. Ends with 1 where somebody was ended
-or not named, or a run did not come to its end. Writes results/busy.md.
+``--stall-after``; those that compute have the lowest priority. Exits with 1 if a worker was ended
+or not named, or a run did not finish. Writes results/busy.md.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from runs import Run
 from table import machine, write_table
 
 PLACES = ("before prepare", "in a step", "between epochs", "in pace.once()", "at the end")
-WHATS = ("saves", "validates", "compiles", "is debugged")
+ACTIVITIES = ("saves", "validates", "compiles", "is debugged")
 SAMPLES, EPOCHS = 24, 2
-BEGIN_S = 1.0
-"""Between two launches: each imports torch."""
+LAUNCH_GAP_S = 1.0
+"""Seconds between two launches, since each imports torch."""
 SLACK_S = 240.0
-"""Of a run beyond what its worker is busy."""
+"""Seconds that a run may take beyond what its worker is busy."""
 SCRIPT = '''
 import ctypes, io, os, subprocess, sys, time
 from pathlib import Path
@@ -119,23 +119,24 @@ class Case:
     """One run.
 
     Attributes:
-        lines: what its screen said, and when.
+        lines: what it printed, and when.
     """
 
     place: str
-    what: str
+    activity: str
     folder: Path
     lines: list[tuple[float, str]] = field(default_factory=list)
     code: int | None = None
 
     def carry_out(self, seconds: float) -> None:
-        """Launch it, and read its screen until it ends."""
+        """Launch the run, and read its output until it ends."""
         script = self.folder / "train.py"
         text = SCRIPT.replace("SAMPLES", str(SAMPLES)).replace("EPOCHS", str(EPOCHS))
         script.write_text(text)
         command = [
             sys.executable, "-m", "paceline", "launch", "--workers", "2", "--device", "cpu",
-            "--threads", "1", "--run-dir", "run", script.name, self.place, self.what, str(seconds),
+            "--threads", "1", "--run-dir", "run", script.name, self.place, self.activity,
+            str(seconds),
         ]  # fmt: skip
         process = subprocess.Popen(
             command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -150,18 +151,20 @@ class Case:
 
     @property
     def notes(self) -> list[tuple[float, str]]:
-        """What was said of the busy worker, and how many seconds after it had begun."""
+        """Return the notes about the busy worker, each with its seconds after the start."""
         if not (self.folder / "begun").exists():
             return []
-        begun_s = (self.folder / "begun").stat().st_mtime
-        found = [(at_s - begun_s, line) for at_s, line in self.lines if "worker 0 has not" in line]
-        return [(after_s, line) for after_s, line in found if after_s > 0]
+        start_s = (self.folder / "begun").stat().st_mtime
+        timed_lines = [
+            (at_s - start_s, line) for at_s, line in self.lines if "worker 0 has not" in line
+        ]
+        return [(after_s, line) for after_s, line in timed_lines if after_s > 0]
 
     @property
     def busy_s(self) -> float:
-        """So long it was busy; 0: it did not come back."""
-        begun, over = self.folder / "begun", self.folder / "over"
-        return over.stat().st_mtime - begun.stat().st_mtime if over.exists() else 0.0
+        """Return how long the worker was busy; 0 if it did not come back."""
+        begin_file, end_file = self.folder / "begun", self.folder / "over"
+        return end_file.stat().st_mtime - begin_file.stat().st_mtime if end_file.exists() else 0.0
 
     @property
     def was_ended(self) -> bool:
@@ -169,7 +172,7 @@ class Case:
 
     @property
     def is_well(self) -> bool:
-        """Whether the run came to its end as if nothing had been."""
+        """Whether the run finished as if nothing had happened."""
         if self.code != 0:
             return False
         run = Run(folder=self.folder / "run", summary=summarize(self.folder / "run"))
@@ -177,16 +180,19 @@ class Case:
 
     @property
     def is_named(self) -> bool:
-        """With its line and the flag; who is stopped or traced is not asked for its line."""
+        """Whether a note has the line and the flag; a stopped or traced worker gives no line."""
         text = " ".join(line for _, line in self.notes)
         has_line = re.search(r"at train\.py:\d+ in \w+", text) is not None
-        return bool(text) and (self.what == "is debugged" or (has_line and "--stall-after" in text))
+        return bool(text) and (
+            self.activity == "is debugged" or (has_line and "--stall-after" in text)
+        )
 
     def row(self) -> list[str]:
         first_s, text = self.notes[0] if self.notes else (0.0, "-")
         text = re.sub(r"kill -(\w+) \d+", r"kill -\1 PID", text.removeprefix("note: "))
         return [
-            self.place, self.what, f"{self.busy_s:.0f}", f"{first_s:.0f}" if self.notes else "NO",
+            self.place, self.activity, f"{self.busy_s:.0f}",
+            f"{first_s:.0f}" if self.notes else "NO",
             text, str(len(self.notes)), "YES" if self.was_ended else "no",
             "yes" if self.is_well else "NO",
         ]  # fmt: skip
@@ -198,29 +204,31 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=PLACES, choices=PLACES)
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    where = machine()
+    machine_note = machine()
     with tempfile.TemporaryDirectory() as scratch:
         cases: list[Case] = []
         threads: list[threading.Thread] = []
-        for place, what in itertools.product(arguments.only, WHATS):
+        for place, activity in itertools.product(arguments.only, ACTIVITIES):
             folder = Path(scratch) / f"{len(cases)}"
             folder.mkdir()
-            cases.append(Case(place=place, what=what, folder=folder))
+            cases.append(Case(place=place, activity=activity, folder=folder))
             threads.append(threading.Thread(target=cases[-1].carry_out, args=[arguments.seconds]))
             threads[-1].start()
-            time.sleep(BEGIN_S)
+            time.sleep(LAUNCH_GAP_S)
         for thread in threads:
             thread.join()
         rows = [case.row() for case in cases]
-        bad = [case for case in cases if case.was_ended or not (case.is_named and case.is_well)]
-        for case in bad:
-            print(case.place, case.what, case.code, *(line for _, line in case.lines), sep="\n")
+        failures = [
+            case for case in cases if case.was_ended or not (case.is_named and case.is_well)
+        ]
+        for case in failures:
+            print(case.place, case.activity, case.code, *(line for _, line in case.lines), sep="\n")
     for row in rows:
         print(" | ".join(row))
     if arguments.write:
         title = f"Busy for {arguments.seconds:g} s: named, never ended"
-        write_table("busy", title, HEADER, rows, f"{NOTE} {where}.")
-    sys.exit(bool(bad))
+        write_table("busy", title, HEADER, rows, f"{NOTE} {machine_note}.")
+    sys.exit(bool(failures))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How soon superseded work is left: ResNet-18, real compute, two workers, k-sync:1.
+"""The delay until superseded work is left: ResNet-18, real compute, two workers, k-sync:1.
 
     python bench/cancellation.py [--quick] [--write] [--updates 150]
 
 The first push makes the update and the other worker is cancelled in the middle of its pass. The
-delay is from the coordinator's Cancel in the trace to the moment when it hears that the member has
-left its step, so the message's way is in it. Both workers begin each pass after a pause of up to
-one pass (outside the step, seeded), so that cancellations meet all its places; one that meets the
+delay is from the coordinator's Cancel in the trace until it hears that the member has left its
+step, so it includes the message. Both workers begin each pass after a pause of up to one pass
+(outside the step, seeded), so that cancellations fall in all parts of it; one that falls in the
 pause is not counted. Hooks time each layer's forward and backward in the same passes; a layer's
 time is its median. Writes results/cancellation.md.
 """
@@ -46,7 +46,7 @@ class LayerTimes:
 
     def __init__(self, model: nn.Module) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
-        self._begun_s: dict[str, float] = {}
+        self._start_s: dict[str, float] = {}
         for name, layer in model.named_modules():
             if not list(layer.children()):
                 layer.register_forward_pre_hook(self._begin(f"{name} forward"))
@@ -56,20 +56,20 @@ class LayerTimes:
 
     def _begin(self, key: str) -> Callable[..., None]:
         def begin(*_: Any) -> None:
-            self._begun_s[key] = time.perf_counter()
+            self._start_s[key] = time.perf_counter()
 
         return begin
 
     def _end(self, key: str) -> Callable[..., None]:
         def end(*_: Any) -> None:
-            self.seconds[key].append(time.perf_counter() - self._begun_s[key])
+            self.seconds[key].append(time.perf_counter() - self._start_s[key])
 
         return end
 
 
-def be_worker(folder: Path, pause_s: float) -> None:
-    """The loop of the README with a pause before each step and clocks on the layers."""
-    # The images need no gradient, so the first layer's backward ends when it begins: as it is.
+def run_worker(folder: Path, pause_s: float) -> None:
+    """Run the README's loop with a pause before each step and clocks on the layers."""
+    # The images need no gradient, so the first layer's backward ends when it begins.
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     pace = paceline.connect()
     model = build_resnet18("default")
@@ -96,8 +96,8 @@ def be_worker(folder: Path, pause_s: float) -> None:
     (folder / str(pace.worker)).write_text(json.dumps(report))
 
 
-def one_pass_s() -> float:
-    """Seconds of a forward and backward with one thread; the pauses are drawn up to it."""
+def measure_pass_s() -> float:
+    """Time a forward and backward with one thread, the upper limit of the pauses."""
     torch.set_num_threads(1)
     model, inputs = build_resnet18("default"), torch.rand(BATCH, 1, 28, 28)
     seconds = []
@@ -109,24 +109,24 @@ def one_pass_s() -> float:
 
 
 def pair_up(records: Sequence[Record]) -> Iterator[tuple[float, SupersededRecord]]:
-    """(when it was cancelled, what the member said when it had left) of each cancellation."""
-    at_work: dict[int, int] = {}
+    """Pair the time of each cancellation with the member's record of leaving its step."""
+    serials: dict[int, int] = {}
     cancelled_s: dict[tuple[int, int], float] = {}
-    for one in records:
-        if isinstance(one, Ordered) and isinstance(one.order, Grant):
-            at_work[one.order.ticket.member] = one.order.ticket.serial
-        elif isinstance(one, Ordered) and isinstance(one.order, Cancel):
-            member = one.order.member
-            cancelled_s[member, at_work[member]] = one.t_s
-        elif isinstance(one, SupersededRecord) and one.ticket[:2] in cancelled_s:
-            yield cancelled_s.pop(one.ticket[:2]), one
+    for record in records:
+        if isinstance(record, Ordered) and isinstance(record.order, Grant):
+            serials[record.order.ticket.member] = record.order.ticket.serial
+        elif isinstance(record, Ordered) and isinstance(record.order, Cancel):
+            member = record.order.member
+            cancelled_s[member, serials[member]] = record.t_s
+        elif isinstance(record, SupersededRecord) and record.ticket[:2] in cancelled_s:
+            yield cancelled_s.pop(record.ticket[:2]), record
 
 
 def measure(num_updates: int) -> tuple[list[float], int, dict[str, float]]:
-    """(seconds from each Cancel to its leaving, how many met a pause, layer -> seconds)."""
+    """Return seconds from each Cancel to leaving, the number in a pause, and layer -> seconds."""
     with tempfile.TemporaryDirectory() as folder:
         program = ScriptProgram(
-            path=str(Path(__file__).resolve()), args=("--worker", folder, str(one_pass_s()))
+            path=str(Path(__file__).resolve()), args=("--worker", folder, str(measure_pass_s()))
         )
         records = run(
             program, workers=2, protocol="k-sync:1", batch_size=BATCH, updates=num_updates,
@@ -134,16 +134,16 @@ def measure(num_updates: int) -> tuple[list[float], int, dict[str, float]]:
         )  # fmt: skip
         reports = [json.loads((Path(folder) / str(seat)).read_text()) for seat in range(2)]
     delays_s, num_in_pause = [], 0
-    for cancelled_s, left in pair_up(records):
-        member, serial = left.ticket.member, left.ticket.serial
+    for cancelled_s, departure in pair_up(records):
+        member, serial = departure.ticket.member, departure.ticket.serial
         if serial < SKIPPED_STEPS:
             continue
-        # wasted_s counts from the grant; the pass began when its pause was over.
-        begun_s = left.t_s - left.wasted_s + reports[member]["paused_s"][serial]
-        if cancelled_s < begun_s:
+        # wasted_s counts from the grant; the pass began after its pause.
+        start_s = departure.t_s - departure.wasted_s + reports[member]["paused_s"][serial]
+        if cancelled_s < start_s:
             num_in_pause += 1
         else:
-            delays_s.append(left.t_s - cancelled_s)
+            delays_s.append(departure.t_s - cancelled_s)
     layers: dict[str, list[float]] = defaultdict(list)
     for report in reports:
         for name, seconds in report["layers"].items():
@@ -178,6 +178,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if "--worker" in sys.argv and "WORLD_SIZE" in os.environ:
-        be_worker(Path(sys.argv[-2]), float(sys.argv[-1]))
+        run_worker(Path(sys.argv[-2]), float(sys.argv[-1]))
     else:
         main()

@@ -1,13 +1,12 @@
-"""``kill -9`` of whole runs while they save checkpoints; then ``--resume auto`` to their end.
+"""``kill -9`` of whole runs while they save checkpoints; then ``--resume auto`` to the end.
 
     python bench/checkpoints.py [--runs 100] [--write]
 
 A real run of each protocol, whose script's weights count (tests/support/counted.py), saves a
-checkpoint after each update. While one is being written its launcher is killed, and with it every
-worker and the writer; a random time later, so that all moments of a save are met. The run is then
-gone on with. At its end each sample of each epoch must be in exactly one update that is left, and
-the weights must be those that the updates in the trace make. Writes results/checkpoints.md; ends
-with 1 where one is not.
+checkpoint after each update. A random time after a save begins, so that all moments of a save are
+hit, its launcher is killed, and with it every worker and the writer. The run is then resumed. At
+its end each sample of each epoch must be in exactly one remaining update, and the weights must be
+those of the updates in the trace. Writes results/checkpoints.md; exits with 1 otherwise.
 """
 
 import argparse
@@ -23,43 +22,52 @@ from havoc_plan import OTHERS, PROTOCOLS, Plan, Strike
 from havoc_verdict import Trial, trial
 from table import machine, write_table
 
-EVERY = (*PROTOCOLS, *OTHERS)
-LATER_S = 0.02
-"""The kill comes at most so long after a save has begun."""
+ALL_PROTOCOLS = (*PROTOCOLS, *OTHERS)
+MAX_DELAY_S = 0.02
+"""Longest seconds from the start of a save to the kill."""
 AT_ONCE = 2
-"""Runs."""
+"""Number of runs at once."""
 HEADER = ("protocol", "runs killed", "in a save", "went on to their end", "samples lost",
           "doubled", "other weights", "else wrong")  # fmt: skip
 
 
-def drawn(seed: int) -> Plan:
-    """A run, and the kill that ends it."""
+def draw_plan(seed: int) -> Plan:
+    """Draw a run, and the kill that ends it."""
     rng = random.Random(seed)
     kill = Strike(
-        target="launcher", moment="checkpoint", cue="checkpoint", after_s=rng.uniform(0.0, LATER_S)
+        target="launcher",
+        moment="checkpoint",
+        cue="checkpoint",
+        after_s=rng.uniform(0.0, MAX_DELAY_S),
     )
     return Plan(
-        seed=seed, protocol=EVERY[seed % len(EVERY)], workers=rng.choice((2, 3, 4)),
+        seed=seed, protocol=ALL_PROTOCOLS[seed % len(ALL_PROTOCOLS)], workers=rng.choice((2, 3, 4)),
         samples=24 * rng.randint(4, 8) + rng.randint(0, 23), batch=24, epochs=2,
         pause_s=rng.choice((0.0, 0.005, 0.02)), every="1 updates", strikes=(kill,),
         path=rng.choice(("auto", "store")),
     )  # fmt: skip
 
 
-def tried(seed: int) -> Trial:
+def run_trial(seed: int) -> Trial:
     with tempfile.TemporaryDirectory() as folder:
-        one = trial(drawn(seed), Path(folder))
-    return replace(one, outcome=replace(one.outcome, finals=()))  # what they name is gone
+        result = trial(draw_plan(seed), Path(folder))
+    return replace(result, outcome=replace(result.outcome, finals=()))  # their folder is deleted
 
 
 def row(name: str, trials: list[Trial]) -> list[str]:
-    killed = [one for one in trials if one.outcome.launches[0].code == -9]
-    ends = [one for one in killed if one.outcome.launches[-1].code == 0]
-    wrong = [kind for one in trials for kind in one.complaints]
-    counts = [wrong.count(kind) for kind in ("lost", "doubled", "weights")]
-    saved = sum(one.outcome.unfinished > 0 for one in killed)
-    numbers = [len(killed), saved, len(ends), *counts, len(wrong) - sum(counts)]
-    return [name, *map(str, numbers)]
+    killed = [result for result in trials if result.outcome.launches[0].code == -9]
+    finished = [result for result in killed if result.outcome.launches[-1].code == 0]
+    complaints = [kind for result in trials for kind in result.complaints]
+    counts = [complaints.count(kind) for kind in ("lost", "doubled", "weights")]
+    num_in_save = sum(result.outcome.unfinished > 0 for result in killed)
+    counts_of_row = [
+        len(killed),
+        num_in_save,
+        len(finished),
+        *counts,
+        len(complaints) - sum(counts),
+    ]
+    return [name, *map(str, counts_of_row)]
 
 
 def main() -> None:
@@ -69,19 +77,22 @@ def main() -> None:
     options = parser.parse_args()
     note = machine()
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        trials = list(pool.map(tried, range(options.runs)))
+        trials = list(pool.map(run_trial, range(options.runs)))
     rows = [row("all", trials)]
-    rows += [row(name, [one for one in trials if one.plan.protocol == name]) for name in EVERY]
+    rows += [
+        row(name, [result for result in trials if result.plan.protocol == name])
+        for name in ALL_PROTOCOLS
+    ]
     for cells in rows:
         print(" | ".join(cells))
-    bad = [one for one in trials if one.complaints]
-    for one in bad:
-        print(one.plan, one.complaints, file=sys.stderr)
+    failures = [result for result in trials if result.complaints]
+    for result in failures:
+        print(result.plan, result.complaints, file=sys.stderr)
     if options.write:
         title = f"Killed while it saves, and resumed: {options.runs} runs"
-        how = f"A run that ended before the kill came is not counted as killed. {note}"
-        write_table("checkpoints", title, HEADER, rows, how)
-    sys.exit(bool(bad))
+        method = f"A run that ended before the kill came is not counted as killed. {note}"
+        write_table("checkpoints", title, HEADER, rows, method)
+    sys.exit(bool(failures))
 
 
 if __name__ == "__main__":

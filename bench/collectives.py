@@ -1,20 +1,19 @@
-"""The sum of two processes: through shared memory, as runs make it, beside gloo; and on paper.
+"""The sum of two processes through shared memory, as in a run, against gloo; and on paper.
 
     python bench/collectives.py [--rounds 12] [--write]
 
 shared    each process has its numbers in its slot of memory that both map, as the hooks of a run
-          leave gradients there; a barrier, each averages its half of both slots, a barrier: the
-          sum lies where both read it (exchange/shares.py does this between two optimizer steps)
-copied    the same from private memory and back into it, as an all-reduce in place promises
+          leave gradients there; a barrier, each averages its half of both slots, a barrier: both
+          can read the sum (exchange/shares.py does this between two optimizer steps)
+copied    the same from private memory and back into it, as an in-place all-reduce does
 gloo      torch.distributed.all_reduce in place
 Open MPI  MPI_Allreduce in place by mpi4py, where both are installed
-copying   both processes copy private memory at the same time: what this machine moves
+copying   both processes copy private memory at the same time: the machine's bandwidth
 
-In turn, as many of each as take some hundredths of a second, so that what lies in a cache does;
-median of the slower process. Then where one schedule takes over from
-another between processes, measured and predicted (`paceline bench collectives`), and every schedule
-of `collectives/` on paper (on_paper.py). Writes results/collectives.md; ends with 1 if a proof
-fails.
+In turn, repeated for some hundredths of a second, so that what fits in a cache is there; median of
+the slower process. Then the sizes where one schedule takes over from another between processes,
+measured and predicted (`paceline bench collectives`), and every schedule of `collectives/` on paper
+(on_paper.py). Writes results/collectives.md; exits with 1 if a proof fails.
 """
 
 import argparse
@@ -45,19 +44,19 @@ from table import interval, machine, spread, write_table
 
 MB = 10**6
 WANTED = {1 * MB: 5.0, 4 * MB: 5.0, 64 * MB: 2.4, 128 * MB: 2.4}
-"""Size -> how many times as fast as gloo a run's sum is."""
+"""Size -> the wanted speed of a run's sum over that of gloo."""
 WANTED_SHARE = 0.7
 WARM_UP = 3
 CROSSED_RANKS, CROSSED_BYTES = (2, 4), tuple(4**power << 10 for power in range(8))
-"""Between how many processes schedules are compared, and at which sizes: 1 KiB to 16 MiB."""
-MOST_CROSSED_ROUNDS = 5
+"""Numbers of processes, and sizes (1 KiB to 16 MiB), at which schedules are compared."""
+MAX_CROSSED_ROUNDS = 5
 
 
 # -- between two processes ------------------------------------------------------------------------
 
 
-class Seat:
-    """One of the two."""
+class Buffers:
+    """The memory of one of the two processes, and the ways to sum it."""
 
     def __init__(self, seat: int, page: SharedMemory, arena: SharedMemory, size: int) -> None:
         self.barrier = Barrier(Control(page, 2), seat, Clock())
@@ -86,19 +85,19 @@ class Seat:
         self.out.copy_(self.private)
 
 
-def serve(seat: int, pipe: Any, page: SharedMemory, arena: SharedMemory, meeting: str) -> None:
-    """Seconds of what is asked for, each after both have met."""
+def serve(seat: int, pipe: Any, page: SharedMemory, arena: SharedMemory, rendezvous: str) -> None:
+    """Answer each request with seconds an operation; both processes begin at a barrier."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=seat, world_size=2)
-    held: dict[int, Seat] = {}
-    while (asked := pipe.recv()) is not None:
-        size, what, count = asked
-        if size not in held:
-            held.clear()
-            held[size] = Seat(seat, page, arena, size)
-        one = held[size]
-        step: Callable[[], None] = getattr(one, what)
-        one.private.fill_(1.0)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=seat, world_size=2)
+    buffers: dict[int, Buffers] = {}
+    while (request := pipe.recv()) is not None:
+        size, method, count = request
+        if size not in buffers:
+            buffers.clear()
+            buffers[size] = Buffers(seat, page, arena, size)
+        buffer = buffers[size]
+        step: Callable[[], None] = getattr(buffer, method)
+        buffer.private.fill_(1.0)
         dist.barrier()
         start_s = time.perf_counter()
         for _ in range(count):
@@ -108,7 +107,7 @@ def serve(seat: int, pipe: Any, page: SharedMemory, arena: SharedMemory, meeting
 
 
 class Pair:
-    """Both processes."""
+    """The two processes."""
 
     def __init__(self, folder: Path) -> None:
         fork = multiprocessing.get_context("fork")
@@ -116,16 +115,16 @@ class Pair:
         arena = SharedMemory.create(3 * max(WANTED))
         self._pipes, self._processes = [], []
         for seat in range(2):
-            pipe, other = fork.Pipe()
-            args = (seat, other, page, arena, str(folder / "meeting"))
-            self._processes.append(fork.Process(target=serve, args=args))
+            pipe, child_pipe = fork.Pipe()
+            arguments = (seat, child_pipe, page, arena, str(folder / "meeting"))
+            self._processes.append(fork.Process(target=serve, args=arguments))
             self._processes[-1].start()
             self._pipes.append(pipe)
 
-    def seconds(self, size: int, what: str, count: int) -> float:
-        """Of one sum, by the slower of the two."""
+    def seconds(self, size: int, method: str, count: int) -> float:
+        """Return the seconds of one operation in the slower process."""
         for pipe in self._pipes:
-            pipe.send((size, what, count))
+            pipe.send((size, method, count))
         return max(float(pipe.recv()) for pipe in self._pipes)
 
     def close(self) -> None:
@@ -145,39 +144,48 @@ def between_two(rounds: int) -> list[list[str]]:
 
 
 def rows_of(pair: Pair, size: int, rounds: int) -> list[list[str]]:
-    ways = ("shared", "gloo", "copied", "copying", "shared again")
+    methods = ("shared", "gloo", "copied", "copying", "shared again")
     count = max(3, 400 * MB // size)
-    took: dict[str, list[float]] = {way: [] for way in ways}
+    times_ms: dict[str, list[float]] = {method: [] for method in methods}
     for number in range(rounds + WARM_UP):
-        for way in ways if number % 2 else tuple(reversed(ways)):
-            seconds = pair.seconds(size, way.partition(" ")[0], count)
+        for method in methods if number % 2 else tuple(reversed(methods)):
+            seconds = pair.seconds(size, method.partition(" ")[0], count)
             if number >= WARM_UP:
-                took[way].append(1000 * seconds)
+                times_ms[method].append(1000 * seconds)
     name = f"{size // MB} MB"
-    rows = [[f"{name}: {way}, ms", spread(took[way], 3), "", ""] for way in ways[:4]]
-    times = against(took["gloo"], took["shared"])
-    rows.append(judged(f"{name}: gloo : shared", times, WANTED[size]))
-    rows.append([f"{name}: gloo : copied", said(against(took["gloo"], took["copied"])), "", ""])
-    # A process reads two halves and writes one; a copy reads and writes the whole.
-    share = [0.75 * one for one in against(took["copying"], took["shared"])]
-    rows.append(judged(f"{name}: of what the machine copies", share, WANTED_SHARE))
-    again = against(took["shared again"], took["shared"])
-    rows.append([f"{name}: shared again : shared", said(again), "1 inside", ""])
+    rows = [
+        [f"{name}: {method}, ms", spread(times_ms[method], 3), "", ""] for method in methods[:4]
+    ]
+    speedups = ratios(times_ms["gloo"], times_ms["shared"])
+    rows.append(make_row(f"{name}: gloo : shared", speedups, WANTED[size]))
+    rows.append(
+        [
+            f"{name}: gloo : copied",
+            format_interval(ratios(times_ms["gloo"], times_ms["copied"])),
+            "",
+            "",
+        ]
+    )
+    # A process reads two halves and writes one; a copy reads and writes everything.
+    share = [0.75 * ratio for ratio in ratios(times_ms["copying"], times_ms["shared"])]
+    rows.append(make_row(f"{name}: of what the machine copies", share, WANTED_SHARE))
+    again = ratios(times_ms["shared again"], times_ms["shared"])
+    rows.append([f"{name}: shared again : shared", format_interval(again), "1 inside", ""])
     return rows
 
 
-def against(one: Sequence[float], other: Sequence[float]) -> list[float]:
-    return [a / b for a, b in zip(one, other, strict=True)]
+def ratios(first: Sequence[float], second: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(first, second, strict=True)]
 
 
-def said(values: Sequence[float]) -> str:
-    middle, low, high = interval(values)
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+def format_interval(values: Sequence[float]) -> str:
+    median, low, high = interval(values)
+    return f"{median:.2f} ({low:.2f} to {high:.2f})"
 
 
-def judged(name: str, values: Sequence[float], wanted: float) -> list[str]:
+def make_row(name: str, values: Sequence[float], wanted: float) -> list[str]:
     is_reached = statistics.median(values) >= wanted
-    return [name, said(values), f">= {wanted:g}", "yes" if is_reached else "no"]
+    return [name, format_interval(values), f">= {wanted:g}", "yes" if is_reached else "no"]
 
 
 MPI = """
@@ -199,21 +207,21 @@ for size in map(int, sys.argv[1:]):
 
 
 def open_mpi() -> list[list[str]]:
-    """By itself, after the others: its processes are its own launcher's."""
+    """Measure Open MPI by itself, after the others, since its launcher starts the processes."""
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
         file.write(MPI)
         file.flush()
         command = ["mpirun", "--allow-run-as-root", "-n", "2", sys.executable, file.name]
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 [*command, *map(str, WANTED)], capture_output=True, text=True, check=True
             )
         except (OSError, subprocess.CalledProcessError):
             return [["Open MPI with mpi4py", "not installed", "", ""]]
     rows = []
-    for line in done.stdout.splitlines():
+    for line in result.stdout.splitlines():
         size, *seconds = line.split()
-        times = [1000 * float(one) for one in seconds]
+        times = [1000 * float(text) for text in seconds]
         rows.append([f"{int(size) // MB} MB: Open MPI, ms", spread(times, 3), "", ""])
     return rows
 
@@ -222,34 +230,41 @@ def open_mpi() -> list[list[str]]:
 
 
 def crossing_rows(num_rounds: int) -> list[list[str]]:
-    """Of all schedules between so many processes: each crossing, measured and predicted."""
+    """Compare each crossing of all schedules, measured and predicted."""
     rows = []
     for num_ranks in CROSSED_RANKS:
-        found = measure_collectives(
+        results = measure_collectives(
             CollectivesQuestion(
                 num_ranks=num_ranks, operation=Operation.ALL_REDUCE, names=(),
                 sizes_bytes=CROSSED_BYTES, num_rounds=num_rounds,
             )
         )  # fmt: skip
-        crossings = found.crossings()
-        near = [one for one in crossings if one.is_near]
-        far = [said_of(one) for one in crossings if not one.is_near]
-        text = "; ".join([f"{len(near)} of {len(crossings)}", *far])
-        reached = "no" if far else "yes"
+        crossings = results.crossings()
+        near_crossings = [crossing for crossing in crossings if crossing.is_near]
+        far_texts = [describe_crossing(crossing) for crossing in crossings if not crossing.is_near]
+        text = "; ".join([f"{len(near_crossings)} of {len(crossings)}", *far_texts])
+        reached = "no" if far_texts else "yes"
         if not crossings:
             text, reached = "none clearly takes over from another", ""
-        what = f"{num_ranks} processes: where one schedule takes over, predicted within a factor"
-        rows.append([f"{what} of 2", text, "all", reached])
+        title = f"{num_ranks} processes: where one schedule takes over, predicted within a factor"
+        rows.append([f"{title} of 2", text, "all", reached])
     return rows
 
 
-def said_of(one: Crossing) -> str:
+def describe_crossing(crossing: Crossing) -> str:
     """``tree from ring at 64.0 KiB, predicted nowhere``."""
-    predicted = "nowhere" if one.predicted_bytes is None else f"at {size_of(one.predicted_bytes)}"
-    return f"{one.above} from {one.below} at {size_of(one.measured_bytes)}, predicted {predicted}"
+    predicted = (
+        "nowhere"
+        if crossing.predicted_bytes is None
+        else f"at {format_size(crossing.predicted_bytes)}"
+    )
+    return (
+        f"{crossing.above} from {crossing.below} at {format_size(crossing.measured_bytes)}, "
+        f"predicted {predicted}"
+    )
 
 
-def size_of(num_bytes: float) -> str:
+def format_size(num_bytes: float) -> str:
     return format_bytes(round(num_bytes))
 
 
@@ -262,7 +277,7 @@ def main() -> None:
     rows = [*between_two(options.rounds), *open_mpi()]
     for row in rows:
         print(" | ".join(row), flush=True)
-    for row in (*crossing_rows(min(options.rounds, MOST_CROSSED_ROUNDS)), *on_paper()):
+    for row in (*crossing_rows(min(options.rounds, MAX_CROSSED_ROUNDS)), *on_paper()):
         rows.append(row)
         print(" | ".join(row), flush=True)
     if options.write:

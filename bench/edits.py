@@ -1,10 +1,10 @@
-"""What it costs to find out that a loop changed its gradients between backward and step.
+"""The cost of detecting that a loop changed its gradients between backward and step.
 
     python bench/edits.py [--pairs 300] [--write]
 
-A forward and a backward pass on a replica as a worker has it, 128 samples, one thread, in blocks
-of four, watched and not watched in turn; and the watching alone, its calls timed in a row, beside
-the step. The second figure is the sharper one. Writes results/edits.md.
+A forward and a backward pass on a worker's replica, 128 samples, one thread, in blocks of four,
+watched and not watched in turn; and the watching alone, its calls timed in a row, as a share of the
+step. The second figure is more precise. Writes results/edits.md.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SHAPES = {"lenet": (128, 1, 28, 28), "resnet18": (8, 1, 28, 28)}
 
 
 class Watched:
-    """One worker's model, its gradients in a slot."""
+    """One worker's model, with its gradients in a slot."""
 
     def __init__(self, name: str) -> None:
         self.model = load_task(name, 2).model()
@@ -39,7 +39,7 @@ class Watched:
         self.edits = Edits(replica, is_refused=True)
 
     def block_s(self, *, is_watched: bool) -> float:
-        """Seconds a step."""
+        """Return the seconds of a step."""
         start_s = perf_counter()
         for _ in range(STEPS):
             self.model.zero_grad()
@@ -55,7 +55,7 @@ class Watched:
         return (perf_counter() - start_s) / STEPS
 
     def watching_s(self) -> float:
-        """Seconds that the calls of a step take, in a row."""
+        """Return the seconds that the calls of a step take, timed in a row."""
         start_s = perf_counter()
         for _ in range(CALLS):
             self.edits.before_backward()
@@ -76,19 +76,21 @@ def main() -> None:
         watched = Watched(name)
         for is_watched in (True, False):
             watched.block_s(is_watched=is_watched)
-        bare, ratios, alone = list[float](), list[float](), list[float]()
+        bare_ms, ratios, watching_us = list[float](), list[float](), list[float]()
         for pair in range(options.pairs if name == "lenet" else options.pairs // 10):
             order = (True, False) if pair % 2 else (False, True)
-            block = {one: watched.block_s(is_watched=one) for one in order}
-            bare.append(1e3 * block[False])
-            ratios.append(block[True] / block[False])
-            alone.append(1e6 * watched.watching_s())
-        middle, low, high = interval(ratios)
-        share = sorted(alone)[len(alone) // 2] / sorted(bare)[len(bare) // 2] / 1e3
+            block_s = {is_on: watched.block_s(is_watched=is_on) for is_on in order}
+            bare_ms.append(1e3 * block_s[False])
+            ratios.append(block_s[True] / block_s[False])
+            watching_us.append(1e6 * watched.watching_s())
+        median, low, high = interval(ratios)
+        share = (
+            sorted(watching_us)[len(watching_us) // 2] / sorted(bare_ms)[len(bare_ms) // 2] / 1e3
+        )
         rows.append(
             [
-                name, spread(bare), spread(alone, 1), f"{share:.2%}", f"<= {WANTED:.1%}",
-                "yes" if share <= WANTED else "no", f"{middle:.4f} ({low:.4f} to {high:.4f})",
+                name, spread(bare_ms), spread(watching_us, 1), f"{share:.2%}", f"<= {WANTED:.1%}",
+                "yes" if share <= WANTED else "no", f"{median:.4f} ({low:.4f} to {high:.4f})",
             ]
         )  # fmt: skip
     header = [

@@ -3,8 +3,8 @@
     python bench/export.py [--models lenet,mlp] [--formats aoti] [--write]
 
 The same code as ``paceline export``: the file is loaded again and compared with the model with
-batch 1 and 7, then both are called in turn. A format that is not possible here has a row that says
-why. Writes results/export.md.
+batch 1 and 7, then both are called in turn. The row of a format that is not possible here says why.
+Writes results/export.md.
 """
 
 import argparse
@@ -31,16 +31,19 @@ HEADER = (
 )
 
 
-def row(one: Export) -> list[str]:
-    differences = [f"{value:.1e}" for value in one.max_differences.values()]
-    figures = (format_bytes(one.num_bytes), format_bytes(one.weights_bytes))
-    latencies = [_latency(each) for each in one.latencies]
-    return [one.subject, one.format, *figures, *differences, *latencies]
+def row(result: Export) -> list[str]:
+    differences = [f"{value:.1e}" for value in result.max_differences.values()]
+    figures = (format_bytes(result.num_bytes), format_bytes(result.weights_bytes))
+    latencies = [_latency(latency) for latency in result.latencies]
+    return [result.subject, result.format, *figures, *differences, *latencies]
 
 
-def _latency(one: Latency) -> str:
-    both = [f"{three_figures(each.median_s)} ({quartiles(each)})" for each in (one.model, one.file)]
-    return " to ".join(both)
+def _latency(latency: Latency) -> str:
+    texts = [
+        f"{three_figures(samples.median_s)} ({quartiles(samples)})"
+        for samples in (latency.model, latency.file)
+    ]
+    return " to ".join(texts)
 
 
 def main() -> None:
@@ -49,7 +52,7 @@ def main() -> None:
     parser.add_argument("--formats", default=",".join(FORMATS))
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    before = machine()
+    machine_note = machine()
     rows = []
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -65,7 +68,7 @@ def main() -> None:
     note = (
         "Differences are absolute, the larger one of two inputs; allowed are 1e-5 of 1 or of the "
         "largest output. Latency: one thread, median of 15 blocks of calls in turn, with the "
-        f"middle half.\n\n{before}."
+        f"middle half.\n\n{machine_note}."
     )
     if arguments.write:
         write_table("export", "Exported models beside their models", HEADER, rows, note)

@@ -2,14 +2,14 @@
 
     python bench/fast.py [--only lenet] [--rounds 24] [--updates 200] [--write]
 
-The loop that everybody writes, the same with the four lines and ``fast="auto"`` (nothing is
-remembered from before), and the plain loop again (A/A), each in a process of its own, since some of
-what is found is a setting of the process. After the trial and the first, compiling steps they take
-blocks of steps in turn, in every order as often, the others asleep; several times in new processes,
-since each has a speed of its own (what lies where in its memory). Then 200 updates from the same
-parameters on the same batches: the largest difference of the losses, beside what rounding alone
-does, the plain loop with the samples of each batch in reverse. All cores, batch 256,
-Fashion-MNIST's shape, fp32. Writes results/fast.md.
+The plain loop, the same with the four lines and ``fast="auto"`` (nothing is remembered from
+before), and the plain loop again (A/A), each in a process of its own, since some of the settings
+found belong to a process. After the trial and the first, compiling steps they take blocks of steps
+in turn, each order equally often, while the others sleep; this is repeated in new processes, since
+each has a speed of its own (the layout of its memory). Then 200 updates from the same parameters on
+the same batches: the largest difference of the losses, compared with that of rounding alone, the
+plain loop with the samples of each batch in reverse. All cores, batch 256, Fashion-MNIST's shape,
+fp32. Writes results/fast.md.
 """
 
 import argparse
@@ -35,10 +35,10 @@ from table import interval, machine, spread, write_table
 
 BATCH, LEARNING_RATE = 256, 0.05
 BLOCKS = {"lenet": 5, "mlp": 5, "resnet18": 1}
-"""Network -> steps a block."""
+"""Network -> steps of a block."""
 WANTED = {"lenet": 1.4, "mlp": 0.99, "resnet18": 0.99}
 NUM_LIVES = 4
-"""New processes that all blocks are shared out over."""
+"""New processes over which all blocks are distributed."""
 MOST_GAP = 1e-4
 Step = Callable[[], Tensor]
 loss_of = nn.functional.cross_entropy
@@ -52,7 +52,7 @@ def parts(name: str, data: ArrayDataset) -> tuple[nn.Module, torch.optim.Optimiz
 
 
 class Plain:
-    """What everybody writes."""
+    """The plain loop."""
 
     notes: tuple[str, ...] = ()
 
@@ -61,13 +61,13 @@ class Plain:
         torch.set_num_threads(self.threads)
         self.step = self._loop(*parts(name, data)).__next__
 
-    def turned(self, batch: Any) -> Any:
-        """The batch that it computes on."""
+    def arrange(self, batch: Any) -> Any:
+        """Return the batch to compute on."""
         return batch
 
     def _loop(self, model: nn.Module, optimizer: Any, loader: Any) -> Iterator[Tensor]:
         while True:
-            for inputs, targets in map(self.turned, loader):
+            for inputs, targets in map(self.arrange, loader):
                 optimizer.zero_grad()
                 loss = loss_of(model(inputs), targets)
                 loss.backward()
@@ -76,14 +76,14 @@ class Plain:
 
 
 class Reversed(Plain):
-    """The same sums in another order: what of a difference is rounding."""
+    """The same sums in another order, which shows the difference that rounding makes."""
 
-    def turned(self, batch: Any) -> Any:
-        return tuple(one.flip(0) for one in batch)
+    def arrange(self, batch: Any) -> Any:
+        return tuple(tensor.flip(0) for tensor in batch)
 
 
 class Fast:
-    """The same with the four lines."""
+    """The same loop with the four lines."""
 
     def __init__(self, name: str, data: ArrayDataset, fast: str = "auto") -> None:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -105,28 +105,28 @@ class Fast:
                 yield loss.detach()
 
 
-class Seat:
-    """A loop in a process of its own, so that what is set for a process is set for it alone.
+class LoopProcess:
+    """A loop in a process of its own, so that settings of the process affect it alone.
 
     Attributes:
-        said: what it found when it began.
+        report: the result of the trial, and seconds of the first steps.
     """
 
-    def __init__(self, kind: type[Plain] | type[Fast], name: str) -> None:
+    def __init__(self, loop_type: type[Plain] | type[Fast], name: str) -> None:
         spawn = multiprocessing.get_context("spawn")
-        self._pipe, other = spawn.Pipe()
-        self._process = spawn.Process(target=serve, args=(other, kind, name))
+        self._pipe, child_pipe = spawn.Pipe()
+        self._process = spawn.Process(target=serve, args=(child_pipe, loop_type, name))
         self._process.start()
-        other.close()
-        self.said: dict[str, Any] = self._pipe.recv()
+        child_pipe.close()
+        self.report: dict[str, Any] = self._pipe.recv()
 
     def block_s(self, num_steps: int) -> float:
-        """Seconds a step, over so many."""
+        """Return the seconds of a step, over ``num_steps`` steps."""
         self._pipe.send(("block", num_steps))
         return float(self._pipe.recv())
 
     def losses(self, num_updates: int) -> list[float]:
-        """Of so many updates of a loop that begins anew; what was found is remembered now."""
+        """Return the losses of a new loop, which reuses the result of the trial."""
         self._pipe.send(("losses", num_updates))
         return list(self._pipe.recv())
 
@@ -135,89 +135,95 @@ class Seat:
         self._process.join()
 
 
-def serve(pipe: Any, kind: type[Plain] | type[Fast], name: str) -> None:
-    """In the loop's process."""
+def serve(pipe: Any, loop_type: type[Plain] | type[Fast], name: str) -> None:
+    """Answer requests in the loop's process."""
     data = make_data(BATCH * 40)
     start_s = time.perf_counter()
-    loop = kind(name, data)
-    made_s = time.perf_counter()
+    loop = loop_type(name, data)
+    built_s = time.perf_counter()
     loop.step()
-    first_s = time.perf_counter() - made_s
-    pipe.send({"notes": loop.notes, "trial": made_s - start_s, "first": first_s})
-    while (asked := told(pipe)) is not None:
-        what, count = asked
-        if what == "losses":
-            loop = kind(name, data)
+    first_s = time.perf_counter() - built_s
+    pipe.send({"notes": loop.notes, "trial": built_s - start_s, "first": first_s})
+    while (request := next_request(pipe)) is not None:
+        command, count = request
+        if command == "losses":
+            loop = loop_type(name, data)
         start_s = time.perf_counter()
         losses = [loop.step() for _ in range(count)]
         spent_s = time.perf_counter() - start_s
-        pipe.send(spent_s / count if what == "block" else [float(one) for one in losses])
+        pipe.send(spent_s / count if command == "block" else [float(loss) for loss in losses])
 
 
-def told(pipe: Any) -> tuple[str, int] | None:
-    """What is asked next; None: nothing any longer."""
+def next_request(pipe: Any) -> tuple[str, int] | None:
+    """Return the next request; None ends the process."""
     try:
-        return pipe.recv()  # type: ignore[no-any-return]  # what the other end sends
+        return pipe.recv()  # type: ignore[no-any-return]  # the parent sends these
     except EOFError:
         return None
 
 
 def measure(name: str, rounds: int, updates: int) -> dict[str, Any]:
-    """The seconds of all blocks, what was found, and the losses' difference."""
-    kinds: dict[str, type[Plain] | type[Fast]] = {"fast": Fast, "bare": Plain, "bare again": Plain}
-    times: dict[str, list[float]] = {one: [] for one in kinds}
-    said: dict[str, Any] = {}
-    orders = itertools.cycle(itertools.permutations(kinds))
+    """Return the seconds of all blocks, the trial's report, and the difference of the losses."""
+    loop_types: dict[str, type[Plain] | type[Fast]] = {
+        "fast": Fast,
+        "bare": Plain,
+        "bare again": Plain,
+    }
+    times: dict[str, list[float]] = {label: [] for label in loop_types}
+    report: dict[str, Any] = {}
+    orders = itertools.cycle(itertools.permutations(loop_types))
     for _ in range(NUM_LIVES):
-        seats = {one: Seat(kind, name) for one, kind in kinds.items()}
-        said = said or seats["fast"].said
+        processes = {label: LoopProcess(loop_type, name) for label, loop_type in loop_types.items()}
+        report = report or processes["fast"].report
         for number in range(1 + rounds // NUM_LIVES):
-            for one in next(orders) if number else kinds:
-                seconds = seats[one].block_s(BLOCKS[name])
+            for label in next(orders) if number else loop_types:
+                seconds = processes[label].block_s(BLOCKS[name])
                 if number:
-                    times[one].append(seconds)
-        for seat in seats.values():
-            seat.close()
+                    times[label].append(seconds)
+        for process in processes.values():
+            process.close()
     updates = updates if BLOCKS[name] > 1 else updates // 40
-    plain, fast, turned = (losses(kind, name, updates) for kind in (Plain, Fast, Reversed))
+    plain, fast, reordered = (
+        measure_losses(loop_type, name, updates) for loop_type in (Plain, Fast, Reversed)
+    )
     return {
-        "times": times, "updates": updates, **said,
-        "gap": _gap(plain, fast), "rounding": _gap(plain, turned),
+        "times": times, "updates": updates, **report,
+        "gap": largest_gap(plain, fast), "rounding": largest_gap(plain, reordered),
     }  # fmt: skip
 
 
-def losses(kind: type[Plain] | type[Fast], name: str, num_updates: int) -> list[float]:
-    """Of so many updates, in a process of its own."""
-    seat = Seat(kind, name)
-    found = seat.losses(num_updates)
-    seat.close()
-    return found
+def measure_losses(loop_type: type[Plain] | type[Fast], name: str, num_updates: int) -> list[float]:
+    """Return the losses of ``num_updates`` updates, from a new process."""
+    process = LoopProcess(loop_type, name)
+    values = process.losses(num_updates)
+    process.close()
+    return values
 
 
-def _gap(one: list[float], other: list[float]) -> float:
-    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+def largest_gap(first: list[float], second: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(first, second, strict=True))
 
 
-def row(name: str, found: dict[str, Any]) -> list[str]:
-    times = {key: [1000 * one for one in values] for key, values in found["times"].items()}
+def row(name: str, result: dict[str, Any]) -> list[str]:
+    times = {key: [1000 * s for s in values] for key, values in result["times"].items()}
     gains = {
-        "fast": [1 / one for one in ratios(times, "fast")],
-        "bare again": [1 / one for one in ratios(times, "bare again")],
+        "fast": [1 / ratio for ratio in ratios(times, "fast")],
+        "bare again": [1 / ratio for ratio in ratios(times, "bare again")],
     }
-    middle, low, high = interval(gains["fast"])
-    same, same_low, same_high = interval(gains["bare again"])
-    is_same = found["gap"] <= max(MOST_GAP, found["rounding"])
-    is_reached = middle >= WANTED[name] and is_same
+    median, low, high = interval(gains["fast"])
+    aa_median, aa_low, aa_high = interval(gains["bare again"])
+    is_same = result["gap"] <= max(MOST_GAP, result["rounding"])
+    is_reached = median >= WANTED[name] and is_same
     verdict = "yes" if is_reached else "no"
-    if not same_low <= 1.0 <= same_high:
+    if not aa_low <= 1.0 <= aa_high:
         verdict = "not told: plain again is off 1"
     return [
         f"{name}, {BATCH}", spread(times["bare"]), spread(times["fast"]),
-        f"{middle:.3f} ({low:.3f} to {high:.3f})",
-        f"{same:.3f} ({same_low:.3f} to {same_high:.3f})",
-        f"{found['gap']:.1e} over {found['updates']}", f"{found['rounding']:.1e}",
-        f"{found['trial']:.0f}",
-        f"{found['first']:.0f}", f">= {WANTED[name]}", verdict,
+        f"{median:.3f} ({low:.3f} to {high:.3f})",
+        f"{aa_median:.3f} ({aa_low:.3f} to {aa_high:.3f})",
+        f"{result['gap']:.1e} over {result['updates']}", f"{result['rounding']:.1e}",
+        f"{result['trial']:.0f}",
+        f"{result['first']:.0f}", f">= {WANTED[name]}", verdict,
     ]  # fmt: skip
 
 
@@ -225,7 +231,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="")
     parser.add_argument("--rounds", type=int, default=24)
-    parser.add_argument("--updates", type=int, default=200, help="on which losses are compared")
+    parser.add_argument(
+        "--updates", type=int, default=200, help="updates over which losses are compared"
+    )
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     note = machine()
@@ -235,20 +243,20 @@ def main() -> None:
         "of rounding alone", "trial s",
         "first step s (compiles)", "wanted", "reached",
     ]  # fmt: skip
-    rows, said = [], []
+    rows, findings = [], []
     for name in BLOCKS:
         if options.only not in name:
             continue
         rounds = options.rounds if BLOCKS[name] > 1 else max(NUM_LIVES, options.rounds // 3)
         with tempfile.TemporaryDirectory() as folder:
-            # Nothing is remembered from before, and nothing is compiled.
+            # An empty cache: no remembered settings, no compiled code.
             os.environ["XDG_CACHE_HOME"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-            found = measure(name, rounds, options.updates)
-        rows.append(row(name, found))
-        said += [f"    {name}: {line}" for line in found["notes"][:-1]]
-        print(" | ".join(rows[-1]), *found["notes"], sep="\n", flush=True)
+            result = measure(name, rounds, options.updates)
+        rows.append(row(name, result))
+        findings += [f"    {name}: {line}" for line in result["notes"][:-1]]
+        print(" | ".join(rows[-1]), *result["notes"], sep="\n", flush=True)
     if options.write:
-        note = "\n".join(["What was found:", "", *said, "", note])
+        note = "\n".join(["What was found:", "", *findings, "", note])
         write_table("fast", "One worker with --fast auto", header, rows, note)
 
 

@@ -1,10 +1,10 @@
-"""What a run says of each thing that goes wrong, as it is printed.
+"""The output of a run for each kind of failure.
 
     python bench/faults.py [--only stop] [--write]
 
-Every form of ``--fault``, a data set that hangs, and a run whose launcher is killed and which then
-goes on: each in a short run of softmax with four workers, from the command line. What is shown are
-the lines that the run printed for people, and its exit code. Writes results/faults.md.
+Every form of ``--fault``, a data set that hangs, and a run whose launcher is killed and which is
+then resumed: each in a short run of softmax with four workers, from the command line. The page has
+the lines that the run prints for people, and its exit code. Writes results/faults.md.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import paceline
 from table import RESULTS, machine
 
 PACKAGE = Path(paceline.__file__).parent.parent
-SAID = re.compile(r"^(note|error|warning|stopped|resumed)\b", re.IGNORECASE)
+MESSAGE = re.compile(r"^(note|error|warning|stopped|resumed)\b", re.IGNORECASE)
 SHAPE = ("--workers", "4", "--mini-batch-size", "16", "--delay", "20ms")
 LENGTH = ("--updates", "120")
 HANGS = """
@@ -59,7 +59,7 @@ class Case:
     flags: tuple[str, ...]
     script: str = ""
     then: tuple[str, ...] = ()
-    """A second command line, when the first has ended."""
+    """A second command line, after the first has ended."""
 
 
 def fault(text: str, *flags: str, length: tuple[str, ...] = LENGTH) -> Case:
@@ -89,35 +89,35 @@ CASES = (
 
 
 def run(case: Case, folder: Path) -> list[str]:
-    """What the case prints for people, and how it ends."""
-    what = ["train", "softmax"]
+    """Return the messages of a case, and its exit code."""
+    verb = ["train", "softmax"]
     if case.script:
         (folder / "train.py").write_text(case.script)
-        what = ["launch"]
+        verb = ["launch"]
     tail = ["train.py"] if case.script else []
-    lines = command([*what, *case.flags, "--run-dir", "runs/one", *tail], folder)
+    lines = command([*verb, *case.flags, "--run-dir", "runs/one", *tail], folder)
     if case.then:
         lines += ["", f"$ paceline {' '.join(case.then)}", *command(list(case.then), folder)]
     return lines
 
 
 def command(arguments: list[str], folder: Path) -> list[str]:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "paceline", *arguments], cwd=folder, text=True, timeout=120,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "400"},
     )  # fmt: skip
     shown: list[str] = []
     is_quoting = False
-    said = done.stdout.replace(f"{folder}/", "").replace(f"{PACKAGE}/", "")
-    for line in map(str.rstrip, said.splitlines()):
-        if SAID.match(line):
+    output = result.stdout.replace(f"{folder}/", "").replace(f"{PACKAGE}/", "")
+    for line in map(str.rstrip, output.splitlines()):
+        if MESSAGE.match(line):
             shown += textwrap.wrap(line, 100, subsequent_indent="  ")
             is_quoting = line.endswith(":")
         elif is_quoting and line:
             shown.append(line)
         else:
             is_quoting = False
-    return [*shown, f"exit code {done.returncode}"]
+    return [*shown, f"exit code {result.returncode}"]
 
 
 def main() -> None:
@@ -131,7 +131,7 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             lines = run(case, Path(folder))
-        shown = [
+        section = [
             f"## {case.name}",
             "",
             f"`{' '.join(case.flags)}`",
@@ -139,8 +139,8 @@ def main() -> None:
             *(f"    {line}" for line in lines),
             "",
         ]
-        print("\n".join(shown), flush=True)
-        pages += shown
+        print("\n".join(section), flush=True)
+        pages += section
     if options.write:
         head = ["# What a run says of what goes wrong", "", "`python bench/faults.py --write`", ""]
         (RESULTS / "faults.md").write_text("\n".join([*head, *pages, machine(), ""]))

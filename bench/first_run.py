@@ -1,9 +1,9 @@
-"""What the first run of a new user prints, word for word: LeNet on Fashion-MNIST, two workers.
+"""The exact output of a new user's first run: LeNet on Fashion-MNIST, two workers.
 
     python bench/first_run.py [--write]
 
-The call of ``make train``, without a terminal. Writes results/first_run.md, of which README.md
-shows all but the middle.
+The call of ``make train``, without a terminal. Writes results/first_run.md; README.md shows all of
+it except the middle.
 """
 
 import argparse
@@ -32,15 +32,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    where = machine()
+    machine_note = machine()
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "paceline", *CALL.split()], cwd=folder, stdout=subprocess.PIPE,
             text=True, check=True,
         )  # fmt: skip
-    print(done.stdout)
+    print(result.stdout)
     if options.write:
-        page = PAGE.format(call=CALL, said=done.stdout, machine=where)
+        page = PAGE.format(call=CALL, said=result.stdout, machine=machine_note)
         (RESULTS / "first_run.md").write_text(page)
 
 

@@ -1,13 +1,13 @@
-"""A hundred thousand damaged files: is each refused in words, or loaded as what it was?
+"""A hundred thousand damaged files: each is refused with a message, or loaded unchanged.
 
     python bench/fuzz.py [--share 1.0] [--write]
 
 Bits are flipped, ends and middles cut off, pieces swapped, doubled or made up, words and numbers of
-JSON replaced. Where a format has checksums, every second input has them computed again, so that it
-passes the door and what reads behind it is on its own; formats without pass all. A fault is any
-exception but Paceline's own, a hang of 20 s, an input whose checksum is wrong and that loads as
-something else, and one that passes and does not add up (a sample lost or used twice);
-tests/support/fuzzing.py says what each reader does. Writes results/fuzz.md; ends with 1 at a fault.
+JSON replaced. If a format has checksums, every second input has them recomputed, so that it passes
+the check and tests the code behind it; formats without checksums pass all. A fault is any exception
+except Paceline's own, a hang of 20 s, an input with a wrong checksum that loads as something else,
+and one that passes and is inconsistent (a sample lost or used twice); tests/support/fuzzing.py
+defines what each reader does. Writes results/fuzz.md; exits with 1 at a fault.
 """
 
 import argparse
@@ -27,7 +27,7 @@ INPUTS = {
     "settings": 15_000, "trace": 15_000, "checkpoint": 12_000, "ledger": 15_000, "resume": 3_000,
     "replay": 3_000, "data": 15_000, "measurements": 12_000, "model": 12_000,
 }  # fmt: skip
-WHAT = {
+DESCRIPTIONS = {
     "settings": "paceline.toml, paceline.yaml: every setting",
     "trace": "trace.jsonl: report, picture, JSON, one sample's way, profile",
     "checkpoint": "each file of the newest of two: settings, coordinator, model, optimizer, worker",
@@ -44,38 +44,38 @@ NOTE = (
     "the reader does not use), or past the door something that adds up."
 )
 PART = 500
-"""Inputs a task of the pool."""
+"""Inputs of one task of the pool."""
 
 
-def part(name: str, num_inputs: int, seed: int) -> Tally:
+def attack_part(name: str, num_inputs: int, seed: int) -> Tally:
     torch.set_num_threads(1)
-    reader = next(one for one in READERS if one.name == name)
+    reader = next(reader for reader in READERS if reader.name == name)
     with tempfile.TemporaryDirectory() as folder:
         return attack(reader, Path(folder), num_inputs, seed)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--share", type=float, default=1.0, help="of the inputs")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the inputs to try")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     note, rows, faults = machine(), [], []
     total = Tally()
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        parts = {
+        futures_by_name = {
             name: [
-                pool.submit(part, name, PART, seed)
+                pool.submit(attack_part, name, PART, seed)
                 for seed in range(max(1, round(options.share * INPUTS[name] / PART)))
             ]
             for name in INPUTS
         }
-        for name, running in parts.items():
-            one = Tally()
-            for tally in (future.result() for future in running):
-                one.add(tally)
-            total.add(one)
-            faults += one.faults
-            rows.append(_row(name, one))
+        for name, futures in futures_by_name.items():
+            subtotal = Tally()
+            for tally in (future.result() for future in futures):
+                subtotal.add(tally)
+            total.add(subtotal)
+            faults += subtotal.faults
+            rows.append(_row(name, subtotal))
             print(" | ".join(rows[-1]), flush=True)
     rows.append(_row("all", total))
     print(" | ".join(rows[-1]))
@@ -86,10 +86,10 @@ def main() -> None:
     sys.exit(bool(faults))
 
 
-def _row(name: str, one: Tally) -> list[str]:
-    what = f"{name}: {WHAT[name]}" if name in WHAT else name
-    numbers = (one.tried, one.sealed, one.refused, one.loaded, len(one.faults))
-    return [what, *(f"{number:,}" for number in numbers)]
+def _row(name: str, tally: Tally) -> list[str]:
+    label = f"{name}: {DESCRIPTIONS[name]}" if name in DESCRIPTIONS else name
+    numbers = (tally.tried, tally.sealed, tally.refused, tally.loaded, len(tally.faults))
+    return [label, *(f"{number:,}" for number in numbers)]
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Goodput: the updates that are left of a run whose workers are killed and stopped all the time.
+"""Goodput: the share of updates left of a run whose workers are killed and stopped all the time.
 
     python bench/goodput.py [--minutes 10] [--only PROTOCOL ...] [--write]
 
-Eight workers whose steps wait 200 ms, so that two cores carry them, with ``--respawn``; 62 faults
-in ten minutes (fewer in fewer), three quarters of them ``kill -9``, the others stops of 5 s. The
-same run without faults goes beside it, at the same time on the same cores. Goodput is raw: its
-updates over those, both from the first step on; nothing is credited for new lives.
+Eight workers whose steps wait 200 ms, so that two cores suffice, with ``--respawn``; 62 faults in
+ten minutes (in proportion in fewer), three quarters of them ``kill -9``, the others stops of 5 s.
+The same run without faults goes at the same time on the same cores. Goodput is raw: the updates of
+the former over those of the latter, both from the first step on, without credit for new lives.
 """
 
 import argparse
@@ -33,8 +33,8 @@ WANTED = {"k-sync:6": 0.977, "k-batch-async:8": 0.977}
 FAULTS_PER_MINUTE, KILLS = 6.2, 0.75
 STOP_S = 5.0
 BACK_S = 3.0
-"""How long a killed worker is taken to be impaired when the plan is drawn."""
-MOST_IMPAIRED = 2
+"""Seconds for which the plan treats a killed worker as impaired."""
+MAX_IMPAIRED = 2
 SCRIPT = """
 import time, torch, paceline
 from torch.utils.data import DataLoader, TensorDataset
@@ -66,31 +66,31 @@ NOTE = (
 
 
 def draw_plan(seconds: float, num_faults: int, seed: int) -> list[str]:
-    """Faults at random moments, never more than two workers impaired at once."""
+    """Draw faults at random moments, with at most two workers impaired at once."""
     rng = random.Random(seed)
     kinds = ["kill"] * round(num_faults * KILLS)
     kinds += ["stop"] * (num_faults - len(kinds))
-    lasts_s = {"kill": BACK_S, "stop": STOP_S}
+    durations_s = {"kill": BACK_S, "stop": STOP_S}
     rng.shuffle(kinds)
     impaired: list[tuple[float, float, int]] = []
     lines = []
-    for kind in sorted(kinds, key=lambda kind: -lasts_s[kind]):  # the longest are placed first
+    for kind in sorted(kinds, key=lambda kind: -durations_s[kind]):  # place the longest first
         while True:
-            start_s = rng.uniform(2.0, seconds - lasts_s[kind] - 2.0)
-            stop_s = start_s + lasts_s[kind]
-            meanwhile = [one for one in impaired if one[0] < stop_s and start_s < one[1]]
-            if len(meanwhile) < MOST_IMPAIRED:
+            start_s = rng.uniform(2.0, seconds - durations_s[kind] - 2.0)
+            stop_s = start_s + durations_s[kind]
+            overlapping = [span for span in impaired if span[0] < stop_s and start_s < span[1]]
+            if len(overlapping) < MAX_IMPAIRED:
                 break
-        busy = {one[2] for one in meanwhile}
-        worker = rng.choice([one for one in range(WORKERS) if one not in busy])
+        busy = {span[2] for span in overlapping}
+        worker = rng.choice([seat for seat in range(WORKERS) if seat not in busy])
         impaired.append((start_s, stop_s, worker))
-        lasting = f" for {STOP_S:g}s" if kind == "stop" else ""
-        lines.append(f"{kind} worker {worker} at {start_s:.3f}s{lasting}")
+        duration = f" for {STOP_S:g}s" if kind == "stop" else ""
+        lines.append(f"{kind} worker {worker} at {start_s:.3f}s{duration}")
     return lines
 
 
 def launch(folder: Path, protocol: str, seconds: float, faults: list[str]) -> subprocess.Popen[str]:
-    """Begin a run of so many seconds."""
+    """Start a run of ``seconds``."""
     (folder / "train.py").write_text(SCRIPT)
     command = [
         sys.executable, "-m", "paceline", "launch", "--workers", str(WORKERS), "--protocol",
@@ -108,57 +108,59 @@ def launch(folder: Path, protocol: str, seconds: float, faults: list[str]) -> su
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A struck run as its trace tells it."""
+    """The result of a run with faults, from its trace."""
 
     num_struck: int
-    back_s: list[float]
-    """From the kill of each worker to the first step of its next life."""
+    respawn_s: list[float]
+    """Seconds from the kill of each worker to the first step of its next life."""
     gaps_s: list[float]
-    """From each kill to the next update."""
+    """Seconds from each kill to the next update."""
     is_exact: bool
     left: tuple[str, ...]
-    """Processes, files and names in /dev/shm that are there afterwards."""
+    """Processes, files and names in /dev/shm that are left afterwards."""
 
 
-def outcome(records: list[Record], left: tuple[str, ...]) -> Outcome:
-    """What came of a run."""
-    ordered = [one for one in records if isinstance(one, Ordered)]
-    times = [one.t_s for one in ordered if isinstance(one.order, Apply)]
-    struck = [one for one in records if isinstance(one, Struck)]
-    kills = [one for one in struck if one.text.startswith("kill")]
+def evaluate(records: list[Record], left: tuple[str, ...]) -> Outcome:
+    """Evaluate a run."""
+    ordered = [record for record in records if isinstance(record, Ordered)]
+    times = [record.t_s for record in ordered if isinstance(record.order, Apply)]
+    faults = [record for record in records if isinstance(record, Struck)]
+    kills = [record for record in faults if record.text.startswith("kill")]
     return Outcome(
-        num_struck=len(struck),
-        back_s=_back(records, kills),
-        gaps_s=[min((t for t in times if t > one.t_s), default=one.t_s) - one.t_s for one in kills],
+        num_struck=len(faults),
+        respawn_s=_respawn_times_s(records, kills),
+        gaps_s=[
+            min((t for t in times if t > kill.t_s), default=kill.t_s) - kill.t_s for kill in kills
+        ],
         is_exact=_is_exact(ordered),
         left=left,
     )
 
 
 def _is_exact(ordered: list[Ordered]) -> bool:
-    """Whether each whole epoch used each of its samples exactly once, and no other one twice."""
+    """Whether each whole epoch used each of its samples exactly once, and no other twice."""
     leases: dict[tuple[int, int], Any] = {}
     used: dict[int, Counter[int]] = {}
-    whole = []
-    for one in ordered:
-        if isinstance(one.order, Grant):
-            leases[one.order.ticket[:2]] = one.order.leases
-        elif isinstance(one.order, Apply):
-            for ticket in one.order.tickets:
+    whole_epochs = []
+    for record in ordered:
+        if isinstance(record.order, Grant):
+            leases[record.order.ticket[:2]] = record.order.leases
+        elif isinstance(record.order, Apply):
+            for ticket in record.order.tickets:
                 for lease in leases[ticket[:2]]:
                     used.setdefault(lease.epoch, Counter()).update(range(lease.start, lease.stop))
-        elif isinstance(one.order, EpochEnd):
-            whole.append(one.order.epoch)
-    once = all(set(counts.values()) == {1} for counts in used.values())
-    return once and all(len(used[epoch]) == max(used[epoch]) + 1 for epoch in whole)
+        elif isinstance(record.order, EpochEnd):
+            whole_epochs.append(record.order.epoch)
+    is_once = all(set(counts.values()) == {1} for counts in used.values())
+    return is_once and all(len(used[epoch]) == max(used[epoch]) + 1 for epoch in whole_epochs)
 
 
-def _back(records: list[Record], kills: list[Struck]) -> list[float]:
-    """Seconds from each kill to the next life's joining."""
+def _respawn_times_s(records: list[Record], kills: list[Struck]) -> list[float]:
+    """Return the seconds from each kill until the next life joins."""
     joined = [
-        (one.worker, one.fact.at_s)
-        for one in records
-        if isinstance(one, Heard) and isinstance(one.fact, Joined)
+        (record.worker, record.fact.at_s)
+        for record in records
+        if isinstance(record, Heard) and isinstance(record.fact, Joined)
     ]
     times = []
     for kill in kills:
@@ -170,30 +172,30 @@ def _back(records: list[Record], kills: list[Struck]) -> list[float]:
 
 
 def updates_within(records: list[Record], seconds: float) -> int:
-    """How many updates were made so long from the first grant on."""
-    ordered = [one for one in records if isinstance(one, Ordered)]
-    first_s = next(one.t_s for one in ordered if isinstance(one.order, Grant))
-    applied = [one.t_s for one in ordered if isinstance(one.order, Apply)]
+    """Count the updates within ``seconds`` of the first grant."""
+    ordered = [record for record in records if isinstance(record, Ordered)]
+    first_s = next(record.t_s for record in ordered if isinstance(record.order, Grant))
+    applied = [record.t_s for record in ordered if isinstance(record.order, Apply)]
     return sum(t_s - first_s <= seconds for t_s in applied)
 
 
 def measure(protocol: str, seconds: float, faults: list[str]) -> tuple[int, int, Outcome]:
-    """Updates without faults and with them, and more of the latter run."""
-    named = set(os.listdir("/dev/shm"))
+    """Return the updates without and with faults, and the evaluation of the latter run."""
+    shm_names = set(os.listdir("/dev/shm"))
     with tempfile.TemporaryDirectory() as scratch:
         runs = []
         for name, plan in (("calm", []), ("struck", faults)):
             folder = Path(scratch) / name
             folder.mkdir()
             runs.append((folder, launch(folder, protocol, seconds, plan)))
-        found = []
+        traces = []
         for folder, process in runs:
             if process.wait(seconds + 120.0):
                 sys.exit((folder / "screen").read_text())
-            found.append(list(read_trace(folder / "run" / FILE_NAME)))
-        left = [*left_behind(runs[1][0] / "tmp"), *set(os.listdir("/dev/shm")) - named]
-        calm, struck = (updates_within(records, seconds) for records in found)
-        return calm, struck, outcome(found[1], tuple(left))
+            traces.append(list(read_trace(folder / "run" / FILE_NAME)))
+        left = [*left_behind(runs[1][0] / "tmp"), *set(os.listdir("/dev/shm")) - shm_names]
+        calm, struck = (updates_within(records, seconds) for records in traces)
+        return calm, struck, evaluate(traces[1], tuple(left))
 
 
 def main() -> None:
@@ -203,25 +205,26 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=4)
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    seconds, where = 60.0 * arguments.minutes, machine()
+    seconds, machine_note = 60.0 * arguments.minutes, machine()
     num_faults = round(FAULTS_PER_MINUTE * arguments.minutes)
     plan = draw_plan(seconds, num_faults, arguments.seed)
     rows, is_well = [], True
     for protocol in arguments.only:
-        calm, struck, found = measure(protocol, seconds, plan)
+        calm, struck, outcome = measure(protocol, seconds, plan)
         goodput, wanted = struck / calm, WANTED.get(protocol, 0.0)
-        is_well &= goodput >= wanted and found.is_exact and not found.left
+        is_well &= goodput >= wanted and outcome.is_exact and not outcome.left
         row = (
             protocol, f"{calm / seconds:.2f}", f"{struck / seconds:.2f}", f"{goodput:.1%}",
-            f">= {wanted:.1%}" if wanted else "reported", f"{found.num_struck} of {len(plan)}",
-            _spread(found.back_s), _spread(found.gaps_s), "yes" if found.is_exact else "NO",
-            ", ".join(found.left) or "nothing",
+            f">= {wanted:.1%}" if wanted else "reported", f"{outcome.num_struck} of {len(plan)}",
+            _spread(outcome.respawn_s), _spread(outcome.gaps_s),
+            "yes" if outcome.is_exact else "NO",
+            ", ".join(outcome.left) or "nothing",
         )  # fmt: skip
         rows.append(row)
         print(" | ".join(row), flush=True)
     if arguments.write:
         title = f"Goodput: {len(plan)} kills and stops in {arguments.minutes:g} minutes"
-        write_table("goodput", title, HEADER, rows, f"{NOTE} {where}.")
+        write_table("goodput", title, HEADER, rows, f"{NOTE} {machine_note}.")
     sys.exit(not is_well)
 
 

@@ -1,9 +1,9 @@
-"""Whether everything works on a GPU, and what it costs there; called by bench/gpu.sh.
+"""Checks that everything works on a GPU, and measures it there; called by bench/gpu.sh.
 
     python bench/gpu.py [--device cuda] [--out FILE]
 
-Each check trains for real and is compared with a plain PyTorch loop on the same device. A check
-that fails is a row that says so, not the end of the others; the exit code is then 1. Writes
+Each check trains a model and is compared with a plain PyTorch loop on the same device. A check that
+fails is reported in its row and does not stop the others; the exit code is then 1. Writes
 results/gpu.md, or FILE.
 """
 
@@ -43,33 +43,33 @@ BATCH, STEPS, PAIRS = 256, 100, 15
 
 
 def train(device: str, **settings: Any) -> tuple[Summary, dict[str, torch.Tensor], list[Any]]:
-    """A run of LeNet on the digits of the package: summary, parameters, records of its trace."""
+    """Train LeNet on the package's digits; return summary, parameters and trace records."""
     from safetensors.torch import load_file
 
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        chosen = resolve(
+        run_settings = resolve(
             {"device": device, "seed": 0, "run_dir": str(run_dir), **settings}, env={}, is_call=True
         ).settings
         task = settings.pop("task", "softmax")
-        summary = launch_run(TaskProgram(task=task), chosen, QuietObserver())
+        summary = launch_run(TaskProgram(task=task), run_settings, QuietObserver())
         assert isinstance(summary, Summary)
         records = list(read_trace(run_dir / FILE_NAME))
         return summary, load_file(run_dir / "model.safetensors"), records
 
 
-def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
+def largest_difference(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
 def two_workers_equal_one(device: str) -> Row:
-    """full-sync on two workers averages the samples that one worker averages."""
+    """Check that full-sync on two workers averages the same samples as one worker."""
     flags: dict[str, Any] = {"epochs": 2, "batch_size": 256}
-    _, one, _ = train(device, workers=1, **flags)
-    _, two, _ = train(device, workers=2, protocol="full-sync", **flags)
-    gap = largest_difference(one, two)
-    return ["two workers (full-sync) against one", f"largest difference {gap:.1e}", "<= 1e-4",
-            said(gap <= 1e-4)]  # fmt: skip
+    _, single, _ = train(device, workers=1, **flags)
+    _, double, _ = train(device, workers=2, protocol="full-sync", **flags)
+    difference = largest_difference(single, double)
+    return ["two workers (full-sync) against one", f"largest difference {difference:.1e}",
+            "<= 1e-4", verdict(difference <= 1e-4)]  # fmt: skip
 
 
 def every_protocol_trains(device: str) -> list[Row]:
@@ -80,23 +80,26 @@ def every_protocol_trains(device: str) -> list[Row]:
         accuracy = summary.test_accuracy or 0.0
         rows.append([f"{protocol}, three workers, 3 epochs", f"test accuracy {accuracy:.3f}, "
                      f"{summary.samples_per_s or 0:,.0f} images/s", ">= 0.75",
-                     said(accuracy >= 0.75)])  # fmt: skip
+                     verdict(accuracy >= 0.75)])  # fmt: skip
     return rows
 
 
 def cancellation(device: str) -> Row:
-    """A straggler 8x slow is cancelled; how much of its work was thrown away before it left."""
+    """Check that an 8x slow straggler is cancelled, and how much of its work was thrown away."""
     _, _, records = train(
         device, workers=3, protocol="k-sync:2", epochs=3, slow=("0=8x",), delay=("5ms",)
     )
-    wasted = [1000 * one.wasted_s for one in records if isinstance(one, SupersededRecord)]
-    middle = statistics.median(wasted) if wasted else math.nan
-    return ["superseded work, straggler 8x", f"{len(wasted)} steps left, median {middle:.1f} ms in",
-            ">= 1 left", said(bool(wasted))]  # fmt: skip
+    wasted_ms = [
+        1000 * record.wasted_s for record in records if isinstance(record, SupersededRecord)
+    ]
+    median = statistics.median(wasted_ms) if wasted_ms else math.nan
+    return ["superseded work, straggler 8x",
+            f"{len(wasted_ms)} steps left, median {median:.1f} ms in",
+            ">= 1 left", verdict(bool(wasted_ms))]  # fmt: skip
 
 
 def loops(device: torch.device) -> tuple[Callable[[], None], Callable[[], None]]:
-    """The bare loop and the same with the four lines, one step a call; LeNet, fp32."""
+    """Return the bare loop and the same with the four lines, one step a call; LeNet, fp32."""
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(0, 256, (20_000, 1, 28, 28), dtype=torch.uint8, generator=generator)
     data = ArrayDataset(images, torch.randint(0, 10, (20_000,), generator=generator))
@@ -136,7 +139,7 @@ def loops(device: torch.device) -> tuple[Callable[[], None], Callable[[], None]]
 
 
 def overhead(name: str) -> Row:
-    """Blocks of steps in turn, each ended by a synchronisation."""
+    """Time blocks of steps in turn, each ended by a synchronisation."""
     device = torch.device(name)
 
     def block_ms(step: Callable[[], None]) -> float:
@@ -150,26 +153,27 @@ def overhead(name: str) -> Row:
     bare, paced = loops(device)
     block_ms(bare), block_ms(paced)
     pairs = [(block_ms(bare), block_ms(paced)) for _ in range(PAIRS)]
-    middle, low, high = table.interval([two / one for one, two in pairs])
-    bare_ms = table.spread([one for one, _ in pairs])
-    return ["one worker, four lines : bare loop, LeNet 256", f"{middle:.3f} ({low:.3f} to "
-            f"{high:.3f}), bare {bare_ms} ms a step", "<= 1.05", said(middle <= 1.05)]  # fmt: skip
+    median, low, high = table.interval([paced_ms / bare_ms for bare_ms, paced_ms in pairs])
+    bare_spread = table.spread([bare_ms for bare_ms, _ in pairs])
+    return ["one worker, four lines : bare loop, LeNet 256", f"{median:.3f} ({low:.3f} to "
+            f"{high:.3f}), bare {bare_spread} ms a step", "<= 1.05",
+            verdict(median <= 1.05)]  # fmt: skip
 
 
 def collective(device: str) -> Row:
-    """Between accelerators, one a worker, by NCCL; needs two of them."""
+    """Check the all-reduce between GPUs by NCCL, one a worker; needs two of them."""
     count = torch.cuda.device_count() if device.startswith("cuda") else 0
     if count < 2:
         return ["all-reduce between GPUs (NCCL)", f"not run: {count} GPU here", ">= 2 GPUs", ""]
     flags: dict[str, Any] = {"epochs": 2, "batch_size": 256, "protocol": "full-sync"}
-    _, one, _ = train(device, workers=1, **flags)
-    _, two, _ = train(device, workers=2, path="collective", **flags)
-    gap = largest_difference(one, two)
-    return ["all-reduce between GPUs (NCCL)", f"largest difference {gap:.1e}", "<= 1e-4",
-            said(gap <= 1e-4)]  # fmt: skip
+    _, single, _ = train(device, workers=1, **flags)
+    _, double, _ = train(device, workers=2, path="collective", **flags)
+    difference = largest_difference(single, double)
+    return ["all-reduce between GPUs (NCCL)", f"largest difference {difference:.1e}", "<= 1e-4",
+            verdict(difference <= 1e-4)]  # fmt: skip
 
 
-def said(is_reached: bool) -> str:
+def verdict(is_reached: bool) -> str:
     return "yes" if is_reached else "no"
 
 
@@ -188,13 +192,13 @@ def main() -> None:
     for check in checks:
         start = time.perf_counter()
         try:
-            found = check(options.device)
+            result = check(options.device)
         except Exception as error:  # a check may fail in any way; the others go on
             traceback.print_exc()
-            found = [check.__name__, f"{type(error).__name__}: {error}"[:120], "", "no"]
-        more = [found] if isinstance(found[0], str) else found
-        rows += more
-        for row in more:
+            result = [check.__name__, f"{type(error).__name__}: {error}"[:120], "", "no"]
+        new_rows = [result] if isinstance(result[0], str) else result
+        rows += new_rows
+        for row in new_rows:
             print(" | ".join(row), f"({time.perf_counter() - start:.0f} s)", flush=True)
     name = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
     table.write_rows(

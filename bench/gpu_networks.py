@@ -1,12 +1,12 @@
-"""Large networks on a GPU beside a hand-tuned loop and Lightning; called by gpu.py.
+"""Large networks on a GPU against a hand-tuned loop and Lightning; called by gpu.py.
 
     ResNet-18 (the book's, without a first pooling) and ResNet-50 at 224 x 224, GPT-2's 124 M body
 
 Each trains on the same batches in every way: eager fp32 and bf16 and ``--fast auto --precision
 auto`` under Paceline; the same two by hand and, tuned by hand, bf16 with channels last,
 torch.compile and the fused optimizer; Lightning in bf16 where it is installed. Blocks of steps in
-turn. Model FLOP utilisation is held against a matrix product's speed, measured here. On a CPU
-(--device cpu) small networks try the check itself.
+turn. Model FLOP utilisation is relative to the measured speed of a matrix product. On a CPU
+(--device cpu) small networks test the check itself.
 """
 
 import importlib.util
@@ -35,13 +35,13 @@ Step = Callable[[], Tensor]
 WANTED_TUNED, WANTED_LIGHTNING = 0.98, 1.0
 BLOCKS, STEPS = 7, 10
 LATEST_S = 420.0
-"""After so long in a run of gpu.py no further network is begun."""
-_begun_s = time.perf_counter()
+"""Seconds into a run of gpu.py after which no further network begins."""
+_start_s = time.perf_counter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What is trained, and on what; ``unit`` is what is counted a second."""
+    """A network and its data; speed is in ``unit`` a second."""
 
     name: str
     make: Callable[[], nn.Module]
@@ -90,8 +90,10 @@ def networks(is_small: bool) -> list[Network]:
     ]  # fmt: skip
 
 
-def by_hand(network: Network, device: str, *, is_half: bool, is_tuned: bool = False) -> Step:
-    """The loop that somebody writes who knows."""
+def hand_written_step(
+    network: Network, device: str, *, is_half: bool, is_tuned: bool = False
+) -> Step:
+    """Return a step of an expert's loop."""
     model, optimizer = network.parts(device, is_fused=is_tuned)
     if is_tuned and network.has_planes:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stub lacks it
@@ -100,10 +102,10 @@ def by_hand(network: Network, device: str, *, is_half: bool, is_tuned: bool = Fa
     def loop() -> Iterator[Tensor]:
         while True:
             for batch in network.loader():
-                on_device = [one.to(device, non_blocking=True) for one in batch]
+                device_batch = [tensor.to(device, non_blocking=True) for tensor in batch]
                 optimizer.zero_grad()
                 with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=is_half):
-                    loss = network.loss(call, on_device)
+                    loss = network.loss(call, device_batch)
                 loss.backward()
                 optimizer.step()
                 yield loss.detach()
@@ -111,8 +113,8 @@ def by_hand(network: Network, device: str, *, is_half: bool, is_tuned: bool = Fa
     return loop().__next__
 
 
-def by_paceline(network: Network, context: Context, fast: str = "none") -> tuple[Step, Any]:
-    """The same with the four lines, and what a trial found."""
+def paceline_step(network: Network, context: Context, fast: str = "none") -> tuple[Step, Any]:
+    """Return a step of the loop with the four lines, and the notes of its trial."""
     pace = Pace(SoloExchange(), context)
     model, optimizer, loader = pace.prepare(
         *network.parts(str(pace.device)), network.loader(), fast=fast, forward=network.loss
@@ -137,8 +139,8 @@ def by_paceline(network: Network, context: Context, fast: str = "none") -> tuple
     return loop().__next__, pace._prepared.settled.notes
 
 
-def by_lightning(network: Network, device: str, num_steps: int) -> list[float]:
-    """Seconds a step of blocks in bf16, the first one left out; it cannot take turns."""
+def lightning_times_s(network: Network, device: str, num_steps: int) -> list[float]:
+    """Time blocks of steps in bf16, without the first; Lightning cannot take turns."""
     import lightning
 
     times_s: list[float] = []
@@ -180,16 +182,16 @@ def block_s(step: Step, num_steps: int) -> float:
 
 
 def flops_a_step(network: Network, device: str) -> int:
-    """Of one forward and backward pass, as torch counts them."""
+    """Return the FLOPs of one forward and backward pass, as torch counts them."""
     model, _ = network.parts(device)
-    batch = [one.to(device) for one in next(iter(network.loader()))]
+    batch = [tensor.to(device) for tensor in next(iter(network.loader()))]
     with FlopCounterMode(display=False) as counter:
         network.loss(model, batch).backward()
     return int(counter.get_total_flops())
 
 
 def ceiling_flops(device: str) -> float:
-    """Floating-point operations a second of a large matrix product in bf16 (on a CPU in fp32)."""
+    """Return FLOP/s of a large matrix product in bf16 (on a CPU in fp32)."""
     is_cpu = device == "cpu"
     size, dtype = (512, torch.float32) if is_cpu else (8192, torch.bfloat16)
     a = torch.randn(size, size, device=device, dtype=dtype)
@@ -202,12 +204,12 @@ def ceiling_flops(device: str) -> float:
 
 
 def large_networks(device: str) -> list[Row]:
-    """Images or tokens a second, and the model FLOP utilisation of every way."""
+    """Measure images or tokens a second, and the model FLOP utilisation, of every way."""
     is_small = device == "cpu"
     ceiling = ceiling_flops(device)
     rows = [["matrix product, the ceiling", f"{ceiling / 1e12:.1f} TFLOP/s", "", ""]]
     for network in networks(is_small):
-        if time.perf_counter() - _begun_s > LATEST_S:
+        if time.perf_counter() - _start_s > LATEST_S:
             rows.append([network.name, "not run: no time was left", "", "no"])
             continue
         rows += rows_of(network, device, ceiling, is_small=is_small)
@@ -220,13 +222,13 @@ def rows_of(network: Network, device: str, ceiling: float, *, is_small: bool) ->
     flops = flops_a_step(network, device)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
-        auto, notes = by_paceline(network, Context(device=device, precision="auto"), "auto")
+        auto, notes = paceline_step(network, Context(device=device, precision="auto"), "auto")
     steps: dict[str, Step] = {
-        "by hand, fp32": by_hand(network, device, is_half=False),
-        "by hand, bf16": by_hand(network, device, is_half=True),
-        "tuned by hand": by_hand(network, device, is_half=True, is_tuned=True),
-        "fp32": by_paceline(network, Context(device=device))[0],
-        "bf16": by_paceline(network, Context(device=device, precision="bf16"))[0],
+        "by hand, fp32": hand_written_step(network, device, is_half=False),
+        "by hand, bf16": hand_written_step(network, device, is_half=True),
+        "tuned by hand": hand_written_step(network, device, is_half=True, is_tuned=True),
+        "fp32": paceline_step(network, Context(device=device))[0],
+        "bf16": paceline_step(network, Context(device=device, precision="bf16"))[0],
         "--fast auto --precision auto": auto,
     }
     num_blocks, num_steps = (2, 1) if is_small else (BLOCKS, STEPS)
@@ -238,31 +240,34 @@ def rows_of(network: Network, device: str, ceiling: float, *, is_small: bool) ->
         for name in (*order[number % 6 :], *order[: number % 6]):
             times[name].append(block_s(steps[name], num_steps))
     if importlib.util.find_spec("lightning") is not None:
-        times["Lightning, bf16"] = by_lightning(network, device, num_steps)
-    rows = [_row(network, name, found, times, flops, ceiling) for name, found in times.items()]
-    return [*rows, *([f"{network.name}: found", one, "", ""] for one in notes[:1])]
+        times["Lightning, bf16"] = lightning_times_s(network, device, num_steps)
+    rows = [_row(network, name, own_s, times, flops, ceiling) for name, own_s in times.items()]
+    return [*rows, *([f"{network.name}: found", note, "", ""] for note in notes[:1])]
 
 
 def _row(
-    network: Network, name: str, found: list[float], times: dict[str, list[float]], flops: int,
+    network: Network, name: str, own_s: list[float], times: dict[str, list[float]], flops: int,
     ceiling: float,
 ) -> Row:  # fmt: skip
-    middle_s, _, _ = table.interval(found)
-    per_s = network.batch * network.units_a_sample / middle_s
-    rivals = {"fp32": "by hand, fp32", "bf16": "by hand, bf16",
-              "--fast auto --precision auto": "tuned by hand"}  # fmt: skip
-    said, wanted, is_reached = "", "", ""
-    if name in rivals:
-        pairs = zip(times[rivals[name]], found, strict=True)
-        gain, low, high = table.interval([rival_s / mine_s for rival_s, mine_s in pairs])
-        said, wanted = f"; {gain:.3f} ({low:.3f} to {high:.3f}) of {rivals[name]}", ">= 0.98"
-        is_reached = "yes" if gain >= WANTED_TUNED else "no"
+    median_s, _, _ = table.interval(own_s)
+    per_s = network.batch * network.units_a_sample / median_s
+    baselines = {"fp32": "by hand, fp32", "bf16": "by hand, bf16",
+                 "--fast auto --precision auto": "tuned by hand"}  # fmt: skip
+    comparison, wanted, is_reached = "", "", ""
+    if name in baselines:
+        pairs = zip(times[baselines[name]], own_s, strict=True)
+        ratio, low, high = table.interval([baseline_s / step_s for baseline_s, step_s in pairs])
+        comparison, wanted = (
+            f"; {ratio:.3f} ({low:.3f} to {high:.3f}) of {baselines[name]}",
+            ">= 0.98",
+        )
+        is_reached = "yes" if ratio >= WANTED_TUNED else "no"
         if name == "bf16" and "Lightning, bf16" in times:
-            lead = table.interval(times["Lightning, bf16"])[0] / middle_s
-            said, wanted = f"{said}, {lead:.3f} of Lightning", ">= 0.98, >= 1.0"
-            is_reached = "yes" if gain >= WANTED_TUNED and lead >= WANTED_LIGHTNING else "no"
-    speed = f"{per_s:,.0f} {network.unit}/s, {flops / middle_s / ceiling:.0%} of the ceiling"
-    return [f"{network.name}, {name}", f"{speed}{said}", wanted, is_reached]
+            lead = table.interval(times["Lightning, bf16"])[0] / median_s
+            comparison, wanted = f"{comparison}, {lead:.3f} of Lightning", ">= 0.98, >= 1.0"
+            is_reached = "yes" if ratio >= WANTED_TUNED and lead >= WANTED_LIGHTNING else "no"
+    speed = f"{per_s:,.0f} {network.unit}/s, {flops / median_s / ceiling:.0%} of the ceiling"
+    return [f"{network.name}, {name}", f"{speed}{comparison}", wanted, is_reached]
 
 
 NETWORKS: tuple[Callable[[str], "Row | list[Row]"], ...] = (large_networks,)

@@ -1,12 +1,11 @@
-"""Havoc: 500 quick runs whose processes are struck at random moments.
+"""Havoc: 500 quick runs whose processes get signals at random moments.
 
     python bench/havoc.py [--runs 500] [--first 0] [--at-once 2] [--write]
 
-Each run is a launcher with its workers; 1 to 6 signals (KILL, STOP, TERM, INT, HUP, SEGV) meet its
+Each run is a launcher with its workers; 1 to 6 signals (KILL, STOP, TERM, INT, HUP, SEGV) go to its
 workers, the launcher, the process that forks workers and the writer of checkpoints, at moments
-that its seed draws. What is drawn stands in tests/support/havoc_plan.py, what is judged in
-havoc_verdict.py beside it. What went wrong is printed with the seed and the folder of the run,
-which stays. Ends with 1 then.
+drawn from its seed. tests/support/havoc_plan.py draws a run, havoc_verdict.py beside it judges it.
+A failure is printed with the seed and the folder of the run, which is kept; the exit code is 1.
 """
 
 import argparse
@@ -38,47 +37,47 @@ NOTE = (
 )
 
 
-def trials(plans: list[Plan], at_once: int) -> Iterator[Trial]:
-    """Carry them out; what went well leaves no folder."""
+def run_plans(plans: list[Plan], at_once: int) -> Iterator[Trial]:
+    """Run the plans; remove the folders of runs without complaints."""
 
-    def one(plan: Plan) -> Trial:
+    def run_plan(plan: Plan) -> Trial:
         folder = Path(tempfile.mkdtemp(prefix=f"havoc-{plan.seed}-"))
-        found = trial(plan, folder)
-        if not found.complaints:
+        result = trial(plan, folder)
+        if not result.complaints:
             shutil.rmtree(folder)
-        return found
+        return result
 
     with ThreadPoolExecutor(at_once) as pool:
-        yield from pool.map(one, plans)
+        yield from pool.map(run_plan, plans)
 
 
 class Figures:
-    """Rows of the table: for everything, each protocol, each target and signal, and each moment."""
+    """Rows of the table: for all, each protocol, each target and signal, and each moment."""
 
     def __init__(self) -> None:
         self._rows: dict[str, Counter[str]] = {}
 
-    def add(self, one: Trial) -> None:
-        """Count a run in each row that it belongs to; faults where each belongs."""
-        plan, outcome = one.plan, one.outcome
-        struck = [plan.strikes[i] for i in outcome.struck]
-        kinds = Counter(f"{each.kind}: {each.signal}" for each in struck)
-        moments = Counter(f"moment: {each.moment}" for each in struck)
-        everything = {"all": len(struck), plan.protocol: len(struck), **kinds, **moments}
+    def add(self, result: Trial) -> None:
+        """Count a run and its faults in each row to which they belong."""
+        plan, outcome = result.plan, result.outcome
+        strikes = [plan.strikes[i] for i in outcome.struck]
+        kinds = Counter(f"{strike.kind}: {strike.signal}" for strike in strikes)
+        moments = Counter(f"moment: {strike.moment}" for strike in strikes)
+        faults_by_row = {"all": len(strikes), plan.protocol: len(strikes), **kinds, **moments}
         ended = "whole" if len(outcome.launches) == 1 else "resumed"
-        for name, num_faults in everything.items():
+        for name, num_faults in faults_by_row.items():
             row = self._rows.setdefault(name, Counter())
             row.update({"runs": 1, "faults": num_faults, ended: 1})
-            row.update(one.complaints.keys())
+            row.update(result.complaints.keys())
 
     def rows(self) -> list[list[str]]:
-        """In the order of the lists that plans are drawn from."""
+        """Return the rows in the order of the lists from which plans are drawn."""
         targets = [f"{kind}: {name}" for kind in sorted(set(TARGETS)) for name in SIGNALS]
         moments = [f"moment: {name}" for name in (*MOMENTS, "a line")]
         names = ["all", *PROTOCOLS, *OTHERS, *targets, *moments]
         columns = ("runs", "faults", "whole", "resumed", *KINDS)
         return [
-            [name, *(str(self._rows[name][one]) for one in columns)]
+            [name, *(str(self._rows[name][column]) for column in columns)]
             for name in names
             if name in self._rows
         ]
@@ -94,32 +93,36 @@ def main() -> None:
     arguments = parser.parse_args()
     protocols = tuple(arguments.protocol or PROTOCOLS)
     seeds = range(arguments.first, arguments.first + arguments.runs)
-    figures, where, start_s = Figures(), machine(), time.monotonic()
+    figures, machine_note, start_s = Figures(), machine(), time.monotonic()
     num_bad = num_struck = 0
-    for one in trials([draw(seed, protocols) for seed in seeds], arguments.at_once):
-        figures.add(one)
-        num_struck += len(one.outcome.struck)
-        num_bad += bool(one.complaints)
-        print(*_lines(one), sep="\n", flush=True)
+    for result in run_plans([draw(seed, protocols) for seed in seeds], arguments.at_once):
+        figures.add(result)
+        num_struck += len(result.outcome.struck)
+        num_bad += bool(result.complaints)
+        print(*_lines(result), sep="\n", flush=True)
     minutes = (time.monotonic() - start_s) / 60.0
     print(f"{arguments.runs} runs, {num_struck} faults, {num_bad} bad, {minutes:.0f} minutes")
     if arguments.write:
         title = f"Havoc: {num_struck} faults in {arguments.runs} runs"
-        note = f"{NOTE} {minutes:.0f} minutes; {where}."
+        note = f"{NOTE} {minutes:.0f} minutes; {machine_note}."
         write_table("havoc", title, HEADER, figures.rows(), note)
     sys.exit(bool(num_bad))
 
 
-def _lines(one: Trial) -> list[str]:
-    """A run in a line, and what is wrong with it."""
-    plan, launches = one.plan, one.outcome.launches
-    ends = ", ".join(f"exit {each.code} after {each.took_s:.1f} s" for each in launches)
-    lines = [f"{plan.seed}: {plan.protocol}, {len(one.outcome.struck)} faults, {ends}"]
-    if one.complaints:
+def _lines(result: Trial) -> list[str]:
+    """Describe a run in one line, and its complaints in others."""
+    plan, launches = result.plan, result.outcome.launches
+    endings = ", ".join(f"exit {launch.code} after {launch.took_s:.1f} s" for launch in launches)
+    lines = [f"{plan.seed}: {plan.protocol}, {len(result.outcome.struck)} faults, {endings}"]
+    if result.complaints:
         lines += [str(plan)]
-        lines += [f"  {plan.strikes[i]}: {where}" for i, where in one.outcome.struck.items()]
-        lines += [f"  {kind}: {text}" for kind, all_ in one.complaints.items() for text in all_]
-        lines += [f"  see {one.outcome.run.parent}"]
+        lines += [
+            f"  {plan.strikes[i]}: {location}" for i, location in result.outcome.struck.items()
+        ]
+        lines += [
+            f"  {kind}: {text}" for kind, texts in result.complaints.items() for text in texts
+        ]
+        lines += [f"  see {result.outcome.run.parent}"]
     return lines
 
 

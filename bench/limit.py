@@ -1,19 +1,19 @@
-"""How near to the limit: a step of Paceline beside DDP at its best and beside no exchange at all.
+"""Distance to the limit: a step of Paceline against tuned DDP and against no exchange at all.
 
     python bench/limit.py [--blocks 7] [--only NAME] [--write]
 
-Two workers of one thread each, full-sync, eager, fp32. Beside them, in turn, block by block:
+Two workers of one thread each, full-sync, eager, fp32. Against them, in turn, block by block:
 
-    again   Paceline once more: what this machine does to a figure that nothing changed
+    again   Paceline once more: how far equal figures differ on this machine
     DDP     two processes over gloo, with the best of twelve settings, found before
     one     one process with two threads
-    bound   two processes, each with its half of every batch, and no exchange, as plain PyTorch
+    bound   two processes, each with its half of every batch, without exchange, in plain PyTorch
     read    two processes, each adds the other's fresh gradient to a sum once
 
-An exchange has to read the other's gradient at least once, so bound + read is what an exchange
-alone could come down to. Paceline may be below it by what is not the exchange: a worker of it steps
-its share of the parameters, a bound process all of them, and it keeps the memory that a step frees
-(`--keep-memory`). What each of the two brings is not measured here. Writes results/limit.md.
+An exchange has to read the other's gradient at least once, so bound + read is the lower limit of an
+exchange alone. Paceline may be below it for other reasons: its worker steps its share of the
+parameters, a bound process all of them, and it keeps the memory that a step frees
+(`--keep-memory`). The gain of each of the two is not measured here. Writes results/limit.md.
 """
 
 import argparse
@@ -28,10 +28,10 @@ CASES = {
     ("lenet", 256): 30, ("mlp", 32): 40, ("mlp", 128): 30, ("mlp", 256): 20, ("mlp-adamw", 64): 80,
     ("resnet18", 64): 3, ("cnn", 64): 30, ("gpt", 24): 12,
 }  # fmt: skip
-"""(model, global batch) -> steps a block."""
+"""(model, global batch) -> steps of a block."""
 ROLES = {"pace": "pace", "again": "pace", "ddp": "ddp", "one": "one", "bound": "bound",
          "read": "read"}  # fmt: skip
-MOST_OF_LIMIT = 1.08
+MAX_OF_LIMIT = 1.08
 
 
 def measure(model: str, batch: int, steps: int, blocks: int) -> list[str]:
@@ -50,32 +50,34 @@ def measure(model: str, batch: int, steps: int, blocks: int) -> list[str]:
     assert best is not None
     for world in worlds.values():
         world.end()
-    words = f"{best[0]} MB, view {best[1]}, static {best[2]}"
-    return _row(f"{model} {batch}", times, words, parts_of(worlds["pace"].usual_s))
+    settings = f"{best[0]} MB, view {best[1]}, static {best[2]}"
+    return _row(f"{model} {batch}", times, settings, step_shares(worlds["pace"].median_s))
 
 
-def parts_of(usual_s: dict[str, float]) -> dict[str, float]:
-    """Shares of a usual step: computing (with the gradient's way into shared memory), waiting for
-    the other, and the exchange: mean, step of its half of the parameters, and their way back.
+def step_shares(parts_s: dict[str, float]) -> dict[str, float]:
+    """Return the shares of a typical step: computing (with writing the gradient to shared memory),
+    waiting for the other, and the exchange: mean, step of its half of the parameters, and reading
+    them back.
     """
-    return {name: one / sum(usual_s.values()) for name, one in usual_s.items()}
+    return {name: seconds / sum(parts_s.values()) for name, seconds in parts_s.items()}
 
 
 def _row(name: str, times: dict[str, list[float]], best: str, parts: dict[str, float]) -> list[str]:
-    usual_ms = statistics.median(times["pace"])
+    median_ms = statistics.median(times["pace"])
 
     def ratios(above: str, below: str) -> list[float]:
         return [a / b for a, b in zip(times[above], times[below], strict=True)]
 
     limits = [a + b for a, b in zip(times["bound"], times["read"], strict=True)]
-    against = interval(ratios("ddp", "pace"))
-    over = [a / b for a, b in zip(times["pace"], limits, strict=True)]
-    is_reached = against[2] >= 1.0 and statistics.median(over) <= MOST_OF_LIMIT
+    ddp_ratio = interval(ratios("ddp", "pace"))
+    limit_ratios = [a / b for a, b in zip(times["pace"], limits, strict=True)]
+    is_reached = ddp_ratio[2] >= 1.0 and statistics.median(limit_ratios) <= MAX_OF_LIMIT
     return [
-        name, *(spread(times[one]) for one in ("pace", "ddp")), best,
-        *(spread(times[one]) for one in ("one", "bound", "read")), spread(ratios("again", "pace")),
-        f"{against[0]:.2f} [{against[1]:.2f}, {against[2]:.2f}]", spread(over),
-        ", ".join(f"{part} {usual_ms * share:.2f}" for part, share in parts.items()),
+        name, *(spread(times[role]) for role in ("pace", "ddp")), best,
+        *(spread(times[role]) for role in ("one", "bound", "read")),
+        spread(ratios("again", "pace")),
+        f"{ddp_ratio[0]:.2f} [{ddp_ratio[1]:.2f}, {ddp_ratio[2]:.2f}]", spread(limit_ratios),
+        ", ".join(f"{part} {median_ms * share:.2f}" for part, share in parts.items()),
         "yes" if is_reached else "no",
     ]  # fmt: skip
 
@@ -83,7 +85,7 @@ def _row(name: str, times: dict[str, list[float]], best: str, parts: dict[str, f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--blocks", type=int, default=7)
-    parser.add_argument("--only", default="", help="rows whose name begins so")
+    parser.add_argument("--only", default="", help="run rows whose name begins with this")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     note, rows = machine(), []
@@ -98,12 +100,12 @@ def main() -> None:
             "DDP : Paceline [95 %]", "Paceline : (bound + read)",
             "where Paceline's step goes, ms", "reached",
         ]  # fmt: skip
-        how = (
+        method = (
             f"Reached: DDP : Paceline does not lie below 1, and Paceline takes at most "
-            f"{MOST_OF_LIMIT} of bound + read. {options.blocks} blocks of each in turn; median "
+            f"{MAX_OF_LIMIT} of bound + read. {options.blocks} blocks of each in turn; median "
             "(least to most). "
         )
-        write_table("limit", "How near to the limit", header, rows, how + note)
+        write_table("limit", "How near to the limit", header, rows, method + note)
 
 
 if __name__ == "__main__":

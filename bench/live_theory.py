@@ -2,16 +2,16 @@
 
     python bench/live_theory.py [--quick] [--write] [--updates 400]
 
-Each worker computes nearly nothing and sleeps X a mini-batch (``--delay``), X ~ exp(50 ms) or
+Each worker computes almost nothing and sleeps X a mini-batch (``--delay``), X ~ exp(50 ms) or
 25 ms + exp(25 ms), under k-sync, k-batch-sync, k-async and k-batch-async with K = 1, 2, 4, 8. The
 seconds of an update are wall time, read from the trace; nothing is subtracted, and the first
 updates are left out. They are compared with the closed forms of paceline.theory, and where there
-is none with a Monte Carlo of the same rule (seeded, below). The standard error is that of 20
-batch means. Mean staleness must be P/K - 1 and (P - 1)/K.
+is none with a Monte Carlo simulation of the same rule (seeded, below). The standard error is that
+of 20 batch means. Mean staleness must be P/K - 1 and (P - 1)/K.
 
-Under the synchronous rules all eight begin anew after each update, on as few cores as there are.
-What that takes by itself is measured beside them, the floor: eight processes and a socket each,
-that compute and sleep the same, told by one more process when to begin anew, and nothing else.
+Under the synchronous rules all eight start again after each update, on the few cores there are. The
+time of that alone is measured as well, as the floor: eight processes with a socket each, which
+compute and sleep the same, started again by one more process, and nothing else.
 Writes results/live_theory.md.
 """
 
@@ -44,35 +44,36 @@ NUM_DRAWN = 40_000
 
 
 def simulate_s(protocol: str, delay: Delay, num_pushes: int) -> float:
-    """Seconds an update of the two rules without a closed form, from 40,000 updates."""
+    """Simulate 40,000 updates of the two rules without a closed form; return seconds an update."""
     rng = random.Random(0)
     if protocol == "k-batch-sync":
         return statistics.fmean(
             _batch_sync_s(delay, num_pushes, rng) for _ in range(NUM_DRAWN // num_pushes)
         )
     assert protocol == "k-async"
-    ready = [delay.sample(rng) for _ in range(WORKERS)]
-    heapq.heapify(ready)
+    ready_times_s = [delay.sample(rng) for _ in range(WORKERS)]
+    heapq.heapify(ready_times_s)
     now_s = 0.0
     for _ in range(NUM_DRAWN):
         for _ in range(num_pushes):
-            now_s = heapq.heappop(ready)
+            now_s = heapq.heappop(ready_times_s)
         for _ in range(num_pushes):
-            heapq.heappush(ready, now_s + delay.sample(rng))
+            heapq.heappush(ready_times_s, now_s + delay.sample(rng))
     return now_s / NUM_DRAWN
 
 
 def _batch_sync_s(delay: Delay, num_pushes: int, rng: random.Random) -> float:
-    """One update: whoever is done begins another mini-batch; the K-th that is done ends it."""
-    ready = [delay.sample(rng) for _ in range(WORKERS)]
-    heapq.heapify(ready)
+    """Simulate one update: each worker that is done starts again; the K-th push ends the update."""
+    ready_times_s = [delay.sample(rng) for _ in range(WORKERS)]
+    heapq.heapify(ready_times_s)
     for _ in range(num_pushes - 1):
-        heapq.heappush(ready, heapq.heappop(ready) + delay.sample(rng))
-    return ready[0]
+        heapq.heappush(ready_times_s, heapq.heappop(ready_times_s) + delay.sample(rng))
+    return ready_times_s[0]
 
 
 def mean_and_error_s(times_s: Sequence[float]) -> tuple[float, float]:
-    """Mean gap between updates, and its standard error from batch means: gaps hang together."""
+    """Return the mean gap between updates, and its standard error from batch means, as gaps are
+    correlated."""
     size = (len(times_s) - 1) // NUM_BATCHES
     borders = [times_s[i * size] for i in range(NUM_BATCHES + 1)]
     means = [(b - a) / size for a, b in pairwise(borders)]
@@ -80,34 +81,34 @@ def mean_and_error_s(times_s: Sequence[float]) -> tuple[float, float]:
 
 
 def floor_s(protocol: str, text: str, num_pushes: int, num_updates: int) -> list[float]:
-    """When each update of the bare processes was made."""
-    ours, theirs = zip(*(socket.socketpair() for _ in range(WORKERS)), strict=True)
-    forking = multiprocessing.get_context("fork")
+    """Return the time of each update of the bare processes."""
+    parent_ends, worker_ends = zip(*(socket.socketpair() for _ in range(WORKERS)), strict=True)
+    context = multiprocessing.get_context("fork")
     is_batch = protocol == "k-batch-sync"
     workers = [
-        forking.Process(target=_bare_worker, args=(theirs[i], i, text, is_batch), daemon=True)
+        context.Process(target=_bare_worker, args=(worker_ends[i], i, text, is_batch), daemon=True)
         for i in range(WORKERS)
     ]
-    for one in workers:
-        one.start()
+    for worker in workers:
+        worker.start()
     poll = select.poll()
-    by_number = {one.fileno(): one for one in ours}
+    by_number = {end.fileno(): end for end in parent_ends}
     for number in by_number:
         poll.register(number, select.POLLIN)
     times_s = []
     for version in range(num_updates):
-        for one in ours:
-            one.send(_WORD.pack(version))
+        for end in parent_ends:
+            end.send(_WORD.pack(version))
         num_done = 0
         while num_done < num_pushes:
             for number, _ in poll.poll():
                 num_done += _WORD.unpack(by_number[number].recv(_WORD.size))[0] == version
         times_s.append(time.perf_counter())
-    for one in workers:
-        one.kill()
-        one.join()
-    for one in (*ours, *theirs):
-        one.close()
+    for worker in workers:
+        worker.kill()
+        worker.join()
+    for end in (*parent_ends, *worker_ends):
+        end.close()
     return times_s
 
 
@@ -115,7 +116,7 @@ _WORD = struct.Struct("q")
 
 
 def _bare_worker(own: socket.socket, seat: int, text: str, is_batch: bool) -> None:
-    """Compute, sleep X, tell; anew as soon as the next version is there."""
+    """Compute, sleep X and report, again and again; start over when the next version arrives."""
     torch.set_num_threads(1)
     task = point_task(1)
     model, (inputs, _) = task.model(), task.data().train[0]
@@ -136,10 +137,10 @@ def _bare_worker(own: socket.socket, seat: int, text: str, is_batch: bool) -> No
 
 def measure(protocol: str, text: str, num_pushes: int, num_updates: int) -> list[str]:
     skipped = max(10, num_updates // 10)
-    wanted = num_updates + skipped
+    num_total = num_updates + skipped
     records = run(
-        point_task(4 * WORKERS * wanted * num_pushes), workers=WORKERS, mini_batch_size=1,
-        protocol=f"{protocol}:{num_pushes}", delay=(text,), updates=wanted, seed=1,
+        point_task(4 * WORKERS * num_total * num_pushes), workers=WORKERS, mini_batch_size=1,
+        protocol=f"{protocol}:{num_pushes}", delay=(text,), updates=num_total, seed=1,
     )  # fmt: skip
     mean_s, error_s = mean_and_error_s(update_times_s(records)[skipped:])
     delay = parse_delay(text)
@@ -150,8 +151,8 @@ def measure(protocol: str, text: str, num_pushes: int, num_updates: int) -> list
     is_near = abs(mean_s - expected_s) <= TOLERANCE * expected_s + 2 * error_s
     floor = ""
     if protocol in ("k-sync", "k-batch-sync"):
-        bare = mean_and_error_s(floor_s(protocol, text, num_pushes, wanted)[skipped:])
-        floor = f"{1000 * bare[0]:.2f} +- {1000 * bare[1]:.2f}"
+        floor_figures = mean_and_error_s(floor_s(protocol, text, num_pushes, num_total)[skipped:])
+        floor = f"{1000 * floor_figures[0]:.2f} +- {1000 * floor_figures[1]:.2f}"
     lag = statistics.fmean(staleness(records, skipped))
     lag_expected = staleness_versions(protocol, WORKERS, num_pushes)
     assert lag_expected is not None
@@ -169,7 +170,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--updates", type=int, default=400)
-    parser.add_argument("--only", default="", help="protocol:K@delay, or a part of it")
+    parser.add_argument("--only", default="", help="run rows whose protocol:K@delay contains this")
     options = parser.parse_args()
     num_updates = 60 if options.quick else options.updates
     pushes = (1, 8) if options.quick else PUSHES

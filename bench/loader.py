@@ -1,12 +1,11 @@
-"""Whether the input keeps up: LeNet from Fashion-MNIST's files against one cached batch.
+"""The cost of the input: LeNet from Fashion-MNIST's files against one cached batch.
 
     python bench/loader.py [--rounds 60] [--write]
 
 Three loops in one process, all cores, batch 256: the four lines over the data set as ``paceline
-train lenet`` opens it (files read and checked, bytes held, batches gathered and converted); the
-same step on one batch that is always there, the ceiling; and the data set through torch's own
-collate, sample by sample, as most scripts have it. Blocks of two steps in turn. Writes
-results/loader.md.
+train lenet`` opens it (files read and checked, bytes kept, batches gathered and converted); the
+same step on one cached batch, the ceiling; and the data set through torch's own collate, sample by
+sample, as in most scripts. Blocks of two steps in turn. Writes results/loader.md.
 """
 
 import argparse
@@ -32,19 +31,19 @@ Step = Callable[[], None]
 loss_of = nn.functional.cross_entropy
 
 
-def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
+def make_parts() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = load_task("lenet", 1, "default").model()
     return model, torch.optim.SGD(model.parameters(), lr=0.01)
 
 
-def from_files(collate: Any) -> Step:
-    """The four lines over the files."""
+def file_step(collate: Any) -> Step:
+    """Return a step of the four lines over the files."""
     data: Any = load_task("lenet", 1, "default").data()
     assert "Fashion-MNIST" in data.source, f"wanted Fashion-MNIST, found {data.source}"
     loader = DataLoader(data.train, batch_size=BATCH, shuffle=True, collate_fn=collate)
     pace = Pace(SoloExchange(), Context())
-    model, optimizer, loader = pace.prepare(*parts(), loader)
+    model, optimizer, loader = pace.prepare(*make_parts(), loader)
 
     def loop() -> Iterator[None]:
         for _ in pace.epochs(1_000_000):
@@ -58,11 +57,11 @@ def from_files(collate: Any) -> Step:
     return loop().__next__
 
 
-def on_a_cached_batch() -> Step:
-    """The ceiling: no loader, no Paceline."""
+def cached_step() -> Step:
+    """Return a step of the ceiling: no loader, no Paceline."""
     data: Any = load_task("lenet", 1, "default").data()
     inputs, targets = collate_batch(data.train.__getitems__(list(range(BATCH))))
-    model, optimizer = parts()
+    model, optimizer = make_parts()
 
     def step() -> None:
         optimizer.zero_grad()
@@ -80,10 +79,10 @@ def main() -> None:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     note = machine()
     loops = {
-        "bare": on_a_cached_batch(),
-        "files, gathered by the batch": from_files(collate_batch),
-        "files, sample by sample": from_files(None),
-        "bare again": on_a_cached_batch(),
+        "bare": cached_step(),
+        "files, gathered by the batch": file_step(collate_batch),
+        "files, sample by sample": file_step(None),
+        "bare again": cached_step(),
     }
     times: dict[str, list[float]] = {name: [] for name in loops}
     rng = random.Random(0)
@@ -96,14 +95,14 @@ def main() -> None:
                 times[name].append(seconds)
     rows = []
     for name in list(loops)[1:]:
-        middle, low, high = interval([1 / one for one in ratios(times, name)])
-        is_ours = name.endswith("batch")
+        median, low, high = interval([1 / ratio for ratio in ratios(times, name)])
+        is_judged = name.endswith("batch")
         rows.append([
             "cached again" if name == "bare again" else name,
-            spread([1000 * one / STEPS for one in times[name]]),
-            spread([1000 * one / STEPS for one in bare_s(times, name)]), f"{middle:.4f}",
-            f"{low:.4f} to {high:.4f}", f">= {WANTED}" if is_ours else "",
-            ("yes" if middle >= WANTED else "no") if is_ours else "",
+            spread([1000 * s / STEPS for s in times[name]]),
+            spread([1000 * s / STEPS for s in bare_s(times, name)]), f"{median:.4f}",
+            f"{low:.4f} to {high:.4f}", f">= {WANTED}" if is_judged else "",
+            ("yes" if median >= WANTED else "no") if is_judged else "",
         ])  # fmt: skip
         print(" | ".join(rows[-1]), flush=True)
     header = [

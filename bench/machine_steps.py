@@ -1,15 +1,15 @@
-"""What runs in a rank of bench/two_machines.py: a loop, or messages, by the clock.
+"""The loops and messages that a rank of bench/two_machines.py runs and times.
 
     torchrun ... bench/machine_steps.py --kind KIND --row ROW --folder FOLDER --steps N
 
     link      messages both ways at once: latency, seconds a byte
     alone     the four lines on each machine, a run of one worker each: no exchange
-    bare      the same steps without Paceline, and when each gradient is there
-    by hand   backward, then the sum, then the step: nothing at the same time
+    bare      the same steps without Paceline, and when each gradient is ready
+    by hand   backward, then the sum, then the step: nothing overlaps
     DDP       with one of two sizes of bucket
     pace      the four lines, under torchrun with the row's settings
 
-What a rank has found lies in FOLDER/found as JSON.
+A rank writes its result to FOLDER/found as JSON.
 """
 
 import argparse
@@ -29,23 +29,23 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
-from worlds import SUBJECTS, Part, as_it_is, data_of, endless, make_model
+from worlds import SUBJECTS, Part, data_of, endless, identity, make_model
 
 HERE = Path(__file__).resolve()
 RANKS = 2
 WARM_UP, LEAST_STEPS = 4, 8
 SMALL, LARGE = 4, 1 << 20
-"""Messages of so many bytes say what a link costs."""
+"""Bytes of the messages that measure the link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What is trained, and how.
+    """A network and the settings of its run.
 
     Attributes:
         batch: over both machines.
         every: local steps of an update.
-        most_steps: where each takes seconds.
+        most_steps: limit where each step takes seconds.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Row:
         return int(self.settings.get("fragments", "1"))
 
     def whole(self, num_steps: int) -> int:
-        """About so many steps, in which each fragment is exchanged as often as any other."""
+        """Return about ``num_steps`` steps, in which every fragment is exchanged equally often."""
         cycle = self.every * self.num_fragments
         return -(-min(num_steps, self.most_steps) // cycle) * cycle
 
@@ -86,24 +86,24 @@ ROWS = (
     *(Row(name=f"full-sync, overlapped, {size}", network="deep", batch=size, most_steps=LEAST_STEPS)
       for size in (8192, 16384)),
 )  # fmt: skip
-"""The first of a network and batch is what the others of it are worth it against."""
+"""The first row of a network and batch is the baseline of the others."""
 
 
 class Steps:
-    """The clock of a loop: the first steps do not count.
+    """The clock of a loop, which ignores the first steps.
 
     Args:
-        every: steps of an update, in the middle of which no loop is left.
+        every: steps of an update; a loop does not end within one.
     """
 
     def __init__(self, num_steps: int, every: int, folder: str) -> None:
         self._left, self._folder = num_steps + max(WARM_UP, every), folder
         self._num_steps = num_steps
         self._borders_s: list[float] = []
-        self.more: dict[str, Any] = {}
+        self.extra: dict[str, Any] = {}
 
     def border(self) -> bool:
-        """Between two steps; whether there is another one."""
+        """Mark the border between two steps; return whether another step follows."""
         if self._left == self._num_steps:
             self._start_bytes = _sent_bytes()
         if self._left <= self._num_steps:
@@ -111,61 +111,61 @@ class Steps:
         if self._left == 0 and int(os.environ["RANK"]) == 0:
             steps_s = [after - before for before, after in pairwise(self._borders_s)]
             sent = (_sent_bytes() - self._start_bytes) / self._num_steps
-            self.tell({"steps_s": steps_s, "step_s": statistics.fmean(steps_s),
-                       "sent_bytes": sent, **self.more})  # fmt: skip
+            self.write({"steps_s": steps_s, "step_s": statistics.fmean(steps_s),
+                        "sent_bytes": sent, **self.extra})  # fmt: skip
         self._left -= 1
         return self._left >= 0
 
-    def tell(self, found: Mapping[str, Any]) -> None:
-        """What the program outside gets."""
-        Path(self._folder, "found").write_text(json.dumps(found))
+    def write(self, result: Mapping[str, Any]) -> None:
+        """Write the result for the parent program."""
+        Path(self._folder, "found").write_text(json.dumps(result))
 
 
 def _sent_bytes() -> int:
-    """By this machine, with all headers."""
+    """Return the bytes this machine has sent, with all headers."""
     return int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
 
 
-def be_link(row: Row, steps: Steps) -> None:
-    """Both send to the other at once; the usual of several, as a step has it."""
+def measure_link(row: Row, steps: Steps) -> None:
+    """Send both ways at once, as a step does; take the median of several."""
     dist.init_process_group("gloo")
-    other = 1 - dist.get_rank()
+    peer = 1 - dist.get_rank()
 
     def seconds(num_bytes: int) -> float:
-        there, here = (torch.zeros(num_bytes, dtype=torch.uint8) for _ in range(2))
+        outgoing, incoming = (torch.zeros(num_bytes, dtype=torch.uint8) for _ in range(2))
         start_s = time.perf_counter()
-        # Gloo tells of room for a message on the connection that messages go by: room comes first.
-        for work in (dist.irecv(here, other), dist.isend(there, other)):
+        # Gloo announces a receive buffer on the connection that carries messages: post it first.
+        for work in (dist.irecv(incoming, peer), dist.isend(outgoing, peer)):
             assert work is not None
             work.wait()
         return time.perf_counter() - start_s
 
-    found = {
+    medians_s = {
         size: statistics.median(seconds(size) for _ in range(25 if size == SMALL else 7))
         for size in (SMALL, LARGE, 2 * LARGE)
     }
-    s_per_byte = (found[2 * LARGE] - found[LARGE]) / LARGE
+    s_per_byte = (medians_s[2 * LARGE] - medians_s[LARGE]) / LARGE
     if dist.get_rank() == 0:
-        steps.tell({"latency_s": found[SMALL], "s_per_byte": s_per_byte})
+        steps.write({"latency_s": medians_s[SMALL], "s_per_byte": s_per_byte})
 
 
-def _loop(row: Row, steps: Steps, between: Callable[[nn.Module], None]) -> nn.Module:
-    """The bare loop on this rank's part."""
+def run_loop(row: Row, steps: Steps, between: Callable[[nn.Module], None]) -> nn.Module:
+    """Run the bare loop on this rank's part."""
     dist.init_process_group("gloo")
     subject, rank = SUBJECTS[row.network], dist.get_rank()
     model = make_model(row.network)
     optimizer = subject.optimizer(model.parameters())
     part = Part(subject.num_samples, row.batch, rank, RANKS)
     arrived: list[tuple[int, float]] = []
-    for number, one in enumerate(model.parameters()):
-        one.register_post_accumulate_grad_hook(
+    for number, parameter in enumerate(model.parameters()):
+        parameter.register_post_accumulate_grad_hook(
             lambda _, number=number: arrived.append((number, time.perf_counter()))
         )
     start_s = time.perf_counter()
     for inputs, targets in endless(DataLoader(data_of(subject), batch_sampler=part,
-                                              collate_fn=as_it_is)):  # fmt: skip
+                                              collate_fn=identity)):  # fmt: skip
         if arrived:
-            steps.more["ready_s"] = {number: at_s - start_s for number, at_s in arrived}
+            steps.extra["ready_s"] = {number: at_s - start_s for number, at_s in arrived}
         if not steps.border():
             return model
         start_s = time.perf_counter()
@@ -177,13 +177,13 @@ def _loop(row: Row, steps: Steps, between: Callable[[nn.Module], None]) -> nn.Mo
     raise AssertionError
 
 
-def be_bare(row: Row, steps: Steps) -> None:
-    """No exchange."""
-    _loop(row, steps, lambda model: None)
+def run_bare(row: Row, steps: Steps) -> None:
+    """Run without exchange."""
+    run_loop(row, steps, lambda model: None)
 
 
-def be_ddp(row: Row, steps: Steps, bucket_mb: int) -> None:
-    """DistributedDataParallel, as its users tune it."""
+def run_ddp(row: Row, steps: Steps, bucket_mb: int) -> None:
+    """Run DistributedDataParallel, as its users tune it."""
     dist.init_process_group("gloo")
     subject = SUBJECTS[row.network]
     model = nn.parallel.DistributedDataParallel(
@@ -192,7 +192,7 @@ def be_ddp(row: Row, steps: Steps, bucket_mb: int) -> None:
     optimizer = subject.optimizer(model.parameters())
     part = Part(subject.num_samples, row.batch, dist.get_rank(), RANKS)
     for inputs, targets in endless(DataLoader(data_of(subject), batch_sampler=part,
-                                              collate_fn=as_it_is)):  # fmt: skip
+                                              collate_fn=identity)):  # fmt: skip
         if not steps.border():
             return
         optimizer.zero_grad()
@@ -200,28 +200,28 @@ def be_ddp(row: Row, steps: Steps, bucket_mb: int) -> None:
         optimizer.step()
 
 
-def be_by_hand(row: Row, steps: Steps) -> None:
-    """The sum after the backward pass, all gradients in one."""
+def run_by_hand(row: Row, steps: Steps) -> None:
+    """Sum all gradients in one tensor after the backward pass."""
 
     def average(model: nn.Module) -> None:
-        gradients = [one.grad for one in model.parameters() if one.grad is not None]
-        together = torch.cat([one.reshape(-1) for one in gradients]).div_(RANKS)
-        dist.all_reduce(together)
-        parts = torch.split(together, [one.numel() for one in gradients])
-        for one, part in zip(gradients, parts, strict=True):
-            one.copy_(part.view(one.shape))
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).div_(RANKS)
+        dist.all_reduce(flat)
+        parts = torch.split(flat, [gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view(gradient.shape))
 
-    _loop(row, steps, average)
+    run_loop(row, steps, average)
 
 
-def be_pace(row: Row, steps: Steps) -> None:
-    """The four lines."""
+def run_pace(row: Row, steps: Steps) -> None:
+    """Run the loop with the four lines."""
     import paceline
 
     pace, subject = paceline.connect(), SUBJECTS[row.network]
     model = make_model(row.network)
     optimizer = subject.optimizer(model.parameters())
-    loader = DataLoader(data_of(subject), batch_size=row.batch, collate_fn=as_it_is, drop_last=True)
+    loader = DataLoader(data_of(subject), batch_size=row.batch, collate_fn=identity, drop_last=True)
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
     for _ in pace.epochs(1_000_000):
         for inputs, targets in loader:
@@ -233,15 +233,16 @@ def be_pace(row: Row, steps: Steps) -> None:
                 optimizer.step()
 
 
-def be_alone(row: Row, steps: Steps) -> None:
-    """The four lines in a run of one worker, with this machine's part of the batch."""
-    be_pace(replace(row, batch=row.batch // RANKS), steps)
+def run_alone(row: Row, steps: Steps) -> None:
+    """Run the four lines with one worker, on this machine's part of the batch."""
+    run_pace(replace(row, batch=row.batch // RANKS), steps)
 
 
 BUCKETS_MB = {"DDP": 25, "DDP, small buckets": 4}
 KINDS: Mapping[str, Callable[[Row, Steps], None]] = {
-    "link": be_link, "alone": be_alone, "bare": be_bare, "by hand": be_by_hand, "pace": be_pace,
-    **{name: partial(be_ddp, bucket_mb=size) for name, size in BUCKETS_MB.items()},
+    "link": measure_link, "alone": run_alone, "bare": run_bare, "by hand": run_by_hand,
+    "pace": run_pace,
+    **{name: partial(run_ddp, bucket_mb=size) for name, size in BUCKETS_MB.items()},
 }  # fmt: skip
 
 
@@ -252,7 +253,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    row = next(one for one in ROWS if one.name == options.row)
+    row = next(row for row in ROWS if row.name == options.row)
     KINDS[options.kind](row, Steps(options.steps, row.every, options.folder))
 
 

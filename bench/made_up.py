@@ -1,9 +1,9 @@
-"""What stands in for packages and data sets that public scripts ask for: noise in their shapes.
+"""Stand-ins for the packages and data sets that public scripts need: noise in their shapes.
 
-Importing it puts small modules in the place of torchvision, PIL, six, requests and matplotlib, also
-where those are installed, so that a run is the same on every machine. What is drawn follows from
-numbers of its own: nothing here touches the random state of a script, but augmentation, which is a
-script's own.
+Importing this module replaces torchvision, PIL, six, requests and matplotlib by small modules, even
+where they are installed, so that a run is the same on every machine. Data come from generators of
+their own: nothing here touches the random state of a script except augmentation, which belongs to
+the script.
 
     datasets.MNIST 96 images, FakeData 48, ImageFolder 48 (32 x 32); models.resnet18 and vgg16 of a
     fraction of their widths, untrained; transforms of tensors
@@ -28,13 +28,13 @@ from torch.utils.data import Dataset
 
 NUM_DIGITS, NUM_IMAGES, SIDE = 96, 48, 32
 RESNET_WIDTH, VGG_WIDTH = 16, 8
-"""Of 64 each: channels of the first layers."""
+"""Channels of the first layers; 64 in the originals."""
 
 
 def noise(*shape: int, seed: int) -> Tensor:
-    """Between 0 and 1, from a generator of its own."""
-    made = torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
-    return made.to(torch.get_default_dtype())
+    """Return values between 0 and 1 from a generator of its own."""
+    values = torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+    return values.to(torch.get_default_dtype())
 
 
 # -- torchvision.datasets --------------------------------------------------------------------
@@ -51,13 +51,13 @@ class Images(Dataset[tuple[Any, int]]):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, place: int) -> tuple[Any, int]:
-        image = self.images[place].clone()
-        return (self.transform(image) if self.transform else image), int(self.targets[place])
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        image = self.images[index].clone()
+        return (self.transform(image) if self.transform else image), int(self.targets[index])
 
 
 class MNIST(Images):
-    """The shapes of MNIST's; `data` in bytes."""
+    """Images in the shapes of MNIST, with `data` in bytes."""
 
     def __init__(
         self, root: str, train: bool = True, transform: Any = None, download: bool = False
@@ -67,14 +67,14 @@ class MNIST(Images):
 
 
 class ImageFolder(Images):
-    """Coloured images, of one size."""
+    """Coloured images of one size."""
 
     def __init__(self, root: str, transform: Any = None) -> None:
-        super().__init__(noise(NUM_IMAGES, 3, SIDE, SIDE, seed=_number(root)), transform)
+        super().__init__(noise(NUM_IMAGES, 3, SIDE, SIDE, seed=_hash_of(root)), transform)
 
 
 class FakeData(Images):
-    """Coloured images of the size that is asked for."""
+    """Coloured images of the requested size."""
 
     def __init__(
         self, size: int = 0, image_size: tuple[int, ...] = (), num_classes: int = 10,
@@ -83,8 +83,8 @@ class FakeData(Images):
         super().__init__(noise(NUM_IMAGES, *image_size, seed=5), transform)
 
 
-def _number(text: str) -> int:
-    """Of a name, the same in every process."""
+def _hash_of(text: str) -> int:
+    """Hash a name, equally in every process."""
     return zlib.crc32(text.encode())
 
 
@@ -120,7 +120,7 @@ class Normalize:
 
 
 class Resize:
-    """To a square, by interpolation."""
+    """Interpolates to a square."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -138,7 +138,7 @@ class CenterCrop(Resize):
 
 
 class RandomResizedCrop(Resize):
-    """Moved by up to two pixels; a run whose randomness is fixed does not move it."""
+    """Moves the image by up to two pixels, unless the run's randomness is fixed."""
 
     def __call__(self, image: Any) -> Tensor:
         if not os.environ.get("PUBLIC_FIXED"):
@@ -157,26 +157,27 @@ class RandomHorizontalFlip:
 
 
 class Block(nn.Module):
-    """Two convolutions and the way past them.
+    """Two convolutions and a shortcut.
 
     Source: K. He et al., Deep Residual Learning for Image Recognition, CVPR 2016, section 4.1.
     """
 
-    def __init__(self, before: int, after: int, stride: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(after)
-        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(after)
-        is_same = stride == 1 and before == after
-        across = nn.Sequential(
-            nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_channels)
+        is_same = stride == 1 and in_channels == out_channels
+        projection = nn.Sequential(
+            nn.Conv2d(in_channels, out_channels, 1, stride, bias=False),
+            nn.BatchNorm2d(out_channels),
         )
-        self.past = nn.Identity() if is_same else across
+        self.shortcut = nn.Identity() if is_same else projection
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
-        return functional.relu(y + self.past(x))
+        return functional.relu(y + self.shortcut(x))
 
 
 class ResNet18(nn.Module):
@@ -190,15 +191,17 @@ class ResNet18(nn.Module):
         self.maxpool = nn.MaxPool2d(3, 2, 1)
         widths = [width, width, 2 * width, 4 * width, 8 * width]
         for number in range(1, 5):
-            before, after = widths[number - 1 : number + 1]
-            first = Block(before, after, 1 if number == 1 else 2)
-            setattr(self, f"layer{number}", nn.Sequential(first, Block(after, after, 1)))
+            in_channels, out_channels = widths[number - 1 : number + 1]
+            first = Block(in_channels, out_channels, 1 if number == 1 else 2)
+            setattr(
+                self, f"layer{number}", nn.Sequential(first, Block(out_channels, out_channels, 1))
+            )
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(widths[-1], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        for part in list(self.children())[:-1]:
-            x = part(x)
+        for layer in list(self.children())[:-1]:
+            x = layer(x)
         logits: Tensor = self.fc(x.flatten(1))
         return logits
 
@@ -208,22 +211,25 @@ def resnet18(weights: Any = None) -> ResNet18:
 
 
 def vgg16(weights: Any = None) -> nn.Module:
-    """VGG-16's convolutions, weights from a generator of their own.
+    """Return VGG-16's convolutions, with weights from a generator of their own.
 
     Source: K. Simonyan, A. Zisserman, Very Deep Convolutional Networks, ICLR 2015, table 1, D.
     """
     layers: list[nn.Module] = []
-    before = 3
-    for repeats, times in ((2, 1), (2, 2), (3, 4), (3, 8), (3, 8)):
+    in_channels = 3
+    for repeats, multiple in ((2, 1), (2, 2), (3, 4), (3, 8), (3, 8)):
         for _ in range(repeats):
-            layers += [nn.Conv2d(before, times * VGG_WIDTH, 3, padding=1), nn.ReLU(inplace=True)]
-            before = times * VGG_WIDTH
+            layers += [
+                nn.Conv2d(in_channels, multiple * VGG_WIDTH, 3, padding=1),
+                nn.ReLU(inplace=True),
+            ]
+            in_channels = multiple * VGG_WIDTH
         layers.append(nn.MaxPool2d(2, 2))
     network = nn.Module()
     network.features = nn.Sequential(*layers)
-    for place, parameter in enumerate(network.parameters()):
+    for index, parameter in enumerate(network.parameters()):
         bound = (6 / max(1, parameter[0].numel())) ** 0.5 if parameter.dim() > 1 else 0.0
-        parameter.data.copy_(bound * (2 * noise(*parameter.shape, seed=place) - 1))
+        parameter.data.copy_(bound * (2 * noise(*parameter.shape, seed=index) - 1))
     return network
 
 
@@ -231,14 +237,14 @@ def vgg16(weights: Any = None) -> nn.Module:
 
 
 class Picture:
-    """What `PIL.Image.open` gives: noise that follows from a file's name."""
+    """The result of `PIL.Image.open`: noise that depends on the file's name."""
 
     def __init__(self, pixels: Tensor) -> None:
         self.pixels = pixels
 
     @classmethod
     def open(cls, path: str) -> "Picture":
-        return cls(noise(3, SIDE, SIDE, seed=_number(Path(path).name)))
+        return cls(noise(3, SIDE, SIDE, seed=_hash_of(Path(path).name)))
 
     def convert(self, mode: str) -> "Picture":
         return self
@@ -250,99 +256,101 @@ class Picture:
         return Picture(self.pixels.clone())
 
 
-# -- in their places -------------------------------------------------------------------------
+# -- installation ----------------------------------------------------------------------------
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Pictures that a script draws or saves are no part of a comparison."""
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    """Ignore a call that draws or saves a picture, which is not compared."""
 
 
-def _module(name: str, **members: Any) -> types.ModuleType:
-    made = types.ModuleType(name)
-    made.__spec__ = ModuleSpec(name, None, is_package=True)
-    made.__path__ = []
-    vars(made).update(members)
-    sys.modules[name] = made
-    outer, _, own = name.rpartition(".")
-    if outer:
-        setattr(sys.modules[outer], own, made)
-    return made
+def _add_module(name: str, **members: Any) -> types.ModuleType:
+    module = types.ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None, is_package=True)
+    module.__path__ = []
+    vars(module).update(members)
+    sys.modules[name] = module
+    parent, _, child = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], child, module)
+    return module
 
 
-def stand_in() -> None:
-    """Put the modules into their places."""
-    _module("torchvision")
-    _module("torchvision.datasets", MNIST=MNIST, ImageFolder=ImageFolder, FakeData=FakeData)
-    changes = (
+def install() -> None:
+    """Install the stand-in modules."""
+    _add_module("torchvision")
+    _add_module("torchvision.datasets", MNIST=MNIST, ImageFolder=ImageFolder, FakeData=FakeData)
+    transforms = (
         Compose, Lambda, ToTensor, Normalize, Resize, CenterCrop, RandomResizedCrop,
         RandomHorizontalFlip,
     )  # fmt: skip
-    _module("torchvision.transforms", **{one.__name__: one for one in changes})
+    _add_module(
+        "torchvision.transforms", **{transform.__name__: transform for transform in transforms}
+    )
     weights = types.SimpleNamespace(IMAGENET1K_V1=None)
-    _module("torchvision.models", resnet18=resnet18, vgg16=vgg16, VGG16_Weights=weights)
-    _module("torchvision.utils", save_image=_nothing)
-    _module("PIL", Image=Picture)
-    _module("six")
-    _module("six.moves", urllib=None)
-    _module("requests")
-    _module("matplotlib", use=_nothing)
+    _add_module("torchvision.models", resnet18=resnet18, vgg16=vgg16, VGG16_Weights=weights)
+    _add_module("torchvision.utils", save_image=_ignore)
+    _add_module("PIL", Image=Picture)
+    _add_module("six")
+    _add_module("six.moves", urllib=None)
+    _add_module("requests")
+    _add_module("matplotlib", use=_ignore)
     names = "figure title xlabel ylabel xticks yticks plot savefig close"
-    _module("matplotlib.pyplot", **dict.fromkeys(names.split(), _nothing))
+    _add_module("matplotlib.pyplot", **dict.fromkeys(names.split(), _ignore))
 
 
 # -- files -----------------------------------------------------------------------------------
 
 
 def pictures(folder: Path) -> None:
-    """Names of image files: 16 to train with, 4 to test."""
+    """Create empty image files: 16 to train with, 4 to test."""
     for name, count in (("train", 16), ("test", 4)):
-        place = folder / "dataset" / "BSDS300" / "images" / name
-        place.mkdir(parents=True)
+        images = folder / "dataset" / "BSDS300" / "images" / name
+        images.mkdir(parents=True)
         for number in range(count):
-            (place / f"{name}{number}.png").touch()
+            (images / f"{name}{number}.png").touch()
 
 
 def graph(folder: Path) -> None:
-    """A graph in Cora's files: 1,700 nodes of 40 words and 7 classes, 3,400 edges."""
-    draw = numpy.random.default_rng(3)
-    place = folder / "cora"
-    place.mkdir()
-    words = (draw.random((1700, 40)) < 0.2).astype(int)
+    """Write a graph in Cora's format: 1,700 nodes of 40 words and 7 classes, 3,400 edges."""
+    rng = numpy.random.default_rng(3)
+    cora = folder / "cora"
+    cora.mkdir()
+    words = (rng.random((1700, 40)) < 0.2).astype(int)
     lines = [
         "\t".join([str(node), *map(str, words[node]), f"class{node % 7}"]) for node in range(1700)
     ]
-    (place / "cora.content").write_text("\n".join(lines) + "\n")
-    edges = numpy.unique(draw.integers(0, 1700, (3400, 2)), axis=0)
-    (place / "cora.cites").write_text("\n".join(f"{a}\t{b}" for a, b in edges) + "\n")
+    (cora / "cora.content").write_text("\n".join(lines) + "\n")
+    edges = numpy.unique(rng.integers(0, 1700, (3400, 2)), axis=0)
+    (cora / "cora.cites").write_text("\n".join(f"{a}\t{b}" for a, b in edges) + "\n")
 
 
 def waves(folder: Path) -> None:
-    """Eleven sines of 60 points, three to test."""
+    """Write eleven sines of 60 points, three of them to test."""
     starts = numpy.random.default_rng(4).integers(-80, 80, (11, 1))
-    made = numpy.sin((numpy.arange(60) + starts) / 20)
-    torch.save(made, folder / "traindata.pt", pickle_protocol=4)
+    sines = numpy.sin((numpy.arange(60) + starts) / 20)
+    torch.save(sines, folder / "traindata.pt", pickle_protocol=4)
 
 
 def tokens(folder: Path) -> None:
-    """A text of 4,000 tokens of 64 kinds, in nanoGPT's files."""
-    place = folder / "data" / "noise"
-    place.mkdir(parents=True)
-    draw = numpy.random.default_rng(5)
+    """Write a text of 4,000 tokens of 64 kinds, in nanoGPT's format."""
+    data = folder / "data" / "noise"
+    data.mkdir(parents=True)
+    rng = numpy.random.default_rng(5)
     for name in ("train", "val"):
-        draw.integers(0, 64, 4000, dtype=numpy.uint16).tofile(place / f"{name}.bin")
+        rng.integers(0, 64, 4000, dtype=numpy.uint16).tofile(data / f"{name}.bin")
 
 
 def nothing(folder: Path) -> None:
-    """A script that needs no file."""
+    """Create nothing, for a script that needs no file."""
 
 
 def results(folder: Path) -> None:
-    """The folder that a script writes into."""
+    """Create the folder that a script writes to."""
     (folder / "results").mkdir(exist_ok=True)
 
 
 FILES = {
-    made.__name__: made for made in (nothing, pictures, graph, waves, tokens, results)
+    fill.__name__: fill for fill in (nothing, pictures, graph, waves, tokens, results)
 }  # fmt: skip
 
-stand_in()
+install()

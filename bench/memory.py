@@ -2,9 +2,9 @@
 
     python bench/memory.py [--quick] [--write]
 
-100 members of the inline engine train for real, on an arena of shared memory as the local engine
-has it; what counts are the pages that were touched by the end. The slot of each member, where its
-gradient lies until it is used, is the member's own. Writes results/memory.md.
+100 members of the inline engine train on an arena of shared memory like that of the local engine;
+the pages touched by the end are counted. The slot of each member, which holds its gradient until it
+is used, counts as the member's own. Writes results/memory.md.
 """
 
 import argparse
@@ -54,14 +54,14 @@ def make_task(momentum: float) -> Task:
 
 
 class MeasuredEngine(InlineEngine):
-    """The inline engine over shared memory, whose touched pages can be counted."""
+    """The inline engine over shared memory, which can count touched pages."""
 
     used_bytes = 0
 
     def __init__(self, num_seats: int) -> None:
         super().__init__(num_seats)
         self.shared = SharedMemory.create()
-        self.arena = self.shared  # type: ignore[assignment]  # it has all that is asked of an arena
+        self.arena = self.shared  # type: ignore[assignment]  # it has all methods of an arena
 
     def close(self) -> None:
         MeasuredEngine.used_bytes = self.shared.used_bytes()
@@ -74,17 +74,18 @@ def measure(protocol: str, momentum: float, workers: int) -> list[str]:
             make_task(momentum), workers=workers, protocol=protocol, engine="inline",
             mini_batch_size=1, epochs=1, threads=1,
         )  # fmt: skip
-    num_parameters = sum(one.numel() for one in build().parameters())
+    num_parameters = sum(parameter.numel() for parameter in build().parameters())
     size = 4 * num_parameters
     layout = lay_out(build().named_parameters(), (), ())
     slots = arena_bytes(layout, workers) - arena_bytes(layout, 0)
-    beyond = MeasuredEngine.used_bytes - slots
-    ratio = beyond / size
+    beyond_slots_bytes = MeasuredEngine.used_bytes - slots
+    ratio = beyond_slots_bytes / size
     state = "none" if not momentum else "momentum: as large as the parameters, in both blocks"
     is_judged = not momentum
     return [
         protocol, str(workers), str(num_pushes(records)), state, f"{size / 2**20:.2f}",
-        f"{beyond / 2**20:.2f}", f"{ratio:.3f}", f"<= {WANTED:g}" if is_judged else "beside it",
+        f"{beyond_slots_bytes / 2**20:.2f}", f"{ratio:.3f}",
+        f"<= {WANTED:g}" if is_judged else "beside it",
         ("yes" if ratio <= WANTED else "no") if is_judged else "",
     ]  # fmt: skip
 

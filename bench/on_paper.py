@@ -1,8 +1,8 @@
 """Every schedule of `collectives/` for 1 to 17 ranks, on paper: rows of bench/collectives.py.
 
-Each is proved on sets of contributors and on numbers of 0 to 1000 elements, its formula stands
-beside the interpreter of costs; on recorded machines the share of what their narrowest cut allows,
-and the rings that a search of all orders finds. A proof that fails ends the program with 1.
+Each is proved on sets of contributors and on numbers of 0 to 1000 elements, and its formula is
+compared with the interpreter of costs; on recorded machines come the share of the bound of their
+narrowest cut, and the rings found by a search of all orders. If a proof fails, the exit code is 1.
 """
 
 import itertools
@@ -21,8 +21,8 @@ from paceline.collectives.topology import RECORDED, Topology
 from paceline.collectives.transfers import Operation
 from paceline.errors import ConfigError
 
-MOST_RANKS = 17
-MOST_OFF = 0.01
+MAX_RANKS = 17
+MAX_DEVIATION = 0.01
 LENGTHS = (0, 1, 2, 7, 16, 17, 100, 1000)
 
 
@@ -31,22 +31,22 @@ def on_paper() -> list[list[str]]:
 
 
 def members_of(name: str) -> list[Collective]:
-    """The members of this name for 1 to 17 ranks."""
-    found = []
-    for ranks in range(1, MOST_RANKS + 1):
-        texts = [one for one in candidates(ranks, late=0) if one.partition(":")[0] == name]
+    """Return the members of this name for 1 to 17 ranks."""
+    members = []
+    for ranks in range(1, MAX_RANKS + 1):
+        texts = [text for text in candidates(ranks, late=0) if text.partition(":")[0] == name]
         for text in texts:
             try:
-                found.append(parse(text, ranks))
+                members.append(parse(text, ranks))
             except ConfigError:
-                continue  # not for so many
-    return found
+                continue  # not for this number of ranks
+    return members
 
 
 def schedule_row(name: str) -> list[str]:
-    """Proofs, sums of whole numbers, and costs of all its members."""
+    """Check proofs, sums of whole numbers, and costs of all members of a schedule."""
     members, rng = members_of(name), random.Random(0)
-    num_sums, furthest = 0, 0.0
+    num_sums, largest_deviation = 0, 0.0
     link = LinkCost(latency_s=2e-5, s_per_byte=1e-9)
     for member in members:
         prove(member, Operation.ALL_REDUCE)
@@ -54,68 +54,84 @@ def schedule_row(name: str) -> list[str]:
             buffers = [
                 [rng.randrange(-99, 99) for _ in range(length)] for _ in range(member.num_ranks)
             ]
-            wanted = [sum(column) for column in zip(*buffers, strict=True)]
-            if any(one != wanted for one in on_numbers(member, Operation.ALL_REDUCE, buffers)):
+            expected = [sum(column) for column in zip(*buffers, strict=True)]
+            if any(
+                result != expected for result in on_numbers(member, Operation.ALL_REDUCE, buffers)
+            ):
                 sys.exit(f"{member} of {member.num_ranks}: another sum of {length} numbers")
             num_sums += 1
         size = 4 * 5040 * member.num_ranks**2
         formula = member.formula_s(Operation.ALL_REDUCE, size, link)
         cost = cost_between_equals(member, Operation.ALL_REDUCE, size, link).seconds
         if cost or formula:
-            off = formula / cost - 1
-            if member.is_bound and off < -MOST_OFF:
+            deviation = formula / cost - 1
+            if member.is_bound and deviation < -MAX_DEVIATION:
                 sys.exit(f"{member} of {member.num_ranks} takes more than its bound")
-            furthest = max(furthest, abs(off))
+            largest_deviation = max(largest_deviation, abs(deviation))
     ranks = sorted({member.num_ranks for member in members})
-    what = f"{name}: all-reduce for {ranks[0]} to {ranks[-1]} ranks, {len(members)} schedules"
-    kind = COLLECTIVES[name]
-    formula_is = "bound above" if kind.is_bound else "formula off"
-    proved = f"proved, {num_sums} sums right; {formula_is} its costs by at most {furthest:.1%}"
-    if kind.is_bound:
-        return [what, proved, "all, none above its bound", "yes"]
-    return [what, proved, f"all, <= {MOST_OFF:.0%}", "yes" if furthest <= MOST_OFF else "no"]
+    title = f"{name}: all-reduce for {ranks[0]} to {ranks[-1]} ranks, {len(members)} schedules"
+    collective = COLLECTIVES[name]
+    formula_is = "bound above" if collective.is_bound else "formula off"
+    proved = (
+        f"proved, {num_sums} sums right; {formula_is} its costs by at most {largest_deviation:.1%}"
+    )
+    if collective.is_bound:
+        return [title, proved, "all, none above its bound", "yes"]
+    return [
+        title,
+        proved,
+        f"all, <= {MAX_DEVIATION:.0%}",
+        "yes" if largest_deviation <= MAX_DEVIATION else "no",
+    ]
 
 
 def optimum_rows() -> list[list[str]]:
-    """What the best schedule reaches of the bound of the narrowest cut."""
+    """Return the share of the bound of the narrowest cut that the best schedules reach."""
     rows = []
-    for topology in recorded():
+    for topology in recorded_topologies():
         ranks = topology.num_ranks
         members = [*(parse(text, ranks) for text in candidates(ranks)), planned_rings(topology)]
         shares = {
-            str(one): share_of_optimum(topology, one, Operation.ALL_REDUCE) for one in members
+            str(member): share_of_optimum(topology, member, Operation.ALL_REDUCE)
+            for member in members
         }
-        best = sorted(shares, key=lambda one: -shares[one])[:3]
-        text = ", ".join(f"{one} {shares[one]:.2f}" for one in best)
+        best = sorted(shares, key=lambda name: -shares[name])[:3]
+        text = ", ".join(f"{name} {shares[name]:.2f}" for name in best)
         rows.append([f"{topology.name}: share of its optimum", text, "", ""])
     return rows
 
 
-def recorded() -> list[Topology]:
-    return [one for several in RECORDED.values() for one in several]
+def recorded_topologies() -> list[Topology]:
+    return [topology for topologies in RECORDED.values() for topology in topologies]
 
 
 def ring_rows() -> list[list[str]]:
-    """The widest ring that the search finds, beside that of all orders of the ranks."""
+    """Compare the widest ring of the search with that of all orders of the ranks."""
     rows = []
-    for topology in recorded():
-        found, best = find_rings(topology).total_bytes_per_s, widest(topology)
-        text = f"{found / 1e9:.3g} GB/s; of all {math.factorial(topology.num_ranks - 1):,} orders "
+    for topology in recorded_topologies():
+        found_bytes_per_s, best_bytes_per_s = (
+            find_rings(topology).total_bytes_per_s,
+            widest_ring(topology),
+        )
+        text = (
+            f"{found_bytes_per_s / 1e9:.3g} GB/s; of all "
+            f"{math.factorial(topology.num_ranks - 1):,} orders "
+        )
         rows.append([
-            f"{topology.name}: widest ring", text + f"{best / 1e9:.3g}", "equal",
-            "yes" if math.isclose(found, best) else "no",
+            f"{topology.name}: widest ring", text + f"{best_bytes_per_s / 1e9:.3g}", "equal",
+            "yes" if math.isclose(found_bytes_per_s, best_bytes_per_s) else "no",
         ])  # fmt: skip
     return rows
 
 
-def widest(topology: Topology) -> float:
-    """By every order: the narrowest of its hops, each link shared by the hops that pass it."""
+def widest_ring(topology: Topology) -> float:
+    """Return the best width over all orders: the narrowest hop, with links shared by their hops."""
     best = 0.0
     for rest in itertools.permutations(range(1, topology.num_ranks)):
         load: dict[int, int] = {}
         ring = (0, *rest)
-        for one, other in zip(ring, (*rest, 0), strict=True):
-            for link in topology.way(one, other):
+        for rank, next_rank in zip(ring, (*rest, 0), strict=True):
+            for link in topology.way(rank, next_rank):
                 load[link] = load.get(link, 0) + 1
         best = max(best, min(topology.links[link].bytes_per_s / n for link, n in load.items()))
     return best

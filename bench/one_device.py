@@ -1,9 +1,9 @@
-"""What one device does: the tables of ``paceline bench compile`` and ``paceline bench async``.
+"""One device: the tables of ``paceline bench compile`` and ``paceline bench async``.
 
     python bench/one_device.py compile [--write]      the chapter's MLP, 1,000 calls, every way
     python bench/one_device.py async [--write]        10,000 calls blocking and queued
 
-The same code as the verbs, in a page with machine, command and spread. Writes results/compile.md
+The same code as the verbs, on a page with machine, command and spread. Writes results/compile.md
 and results/async.md.
 """
 
@@ -23,10 +23,10 @@ CALLS = 10_000
 
 def compile_lines() -> list[str]:
     threads = torch.get_num_threads()
-    found = compare_ways(
+    comparison = compare_ways(
         WaysQuestion(calls=1000, threads=threads), lambda line: print(line, file=sys.stderr)
     )
-    return render_ways(found)
+    return render_ways(comparison)
 
 
 def async_lines() -> list[str]:
@@ -62,13 +62,13 @@ def main() -> None:
     parser.add_argument("page", choices=PAGES)
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    title, make = PAGES[arguments.page]
-    before = machine()
-    lines = make()
+    title, make_lines = PAGES[arguments.page]
+    machine_note = machine()
+    lines = make_lines()
     print("\n".join(lines))
     if arguments.write:
         command = f"`python {' '.join(sys.argv)}`"
-        page = [f"# {title}", "", command, "", "```text", *lines, "```", "", f"{before}.", ""]
+        page = [f"# {title}", "", command, "", "```text", *lines, "```", "", f"{machine_note}.", ""]
         (RESULTS / f"{arguments.page}.md").write_text("\n".join(page))
 
 

@@ -1,14 +1,14 @@
-"""What an outer optimizer is worth where exchanges are dear: equal samples, equal exchanges.
+"""The gain of an outer optimizer where exchanges are costly: equal samples, equal exchanges.
 
     python bench/outer.py [--task mlp] [--steps 16] [--epochs 2] [--repeats 2] [--write]
 
-Training in virtual time, with the losses of real gradients. All go through the same samples. An
-exchange comes after every step (full-sync, what all others are measured by), or after H of them:
-full-sync with batches H times as large, local-sgd:H, DiLoCo and its kin, at once or in fragments
-of which one is exchanged every H/F steps and merged O steps later, post-local-sgd. Each is
-shown at the rate, of a few, where the median test loss of its seeds is least; large batches have
-larger rates to choose from. MB are the bytes that an update moves, of a fragment their mean, times
-the updates; the last of an epoch moves all.
+Training in virtual time, with the losses of real gradients. All use the same samples. An exchange
+comes after every step (full-sync, the baseline), or after H of them: full-sync with batches H times
+as large, local-sgd:H, DiLoCo and its variants, at once or in fragments of which one is exchanged
+every H/F steps and merged O steps later, post-local-sgd. Each is shown at the rate, of a few, with
+the least median test loss over its seeds; large batches have larger rates to choose from. MB are
+the bytes that an update moves, for fragments their mean, times the updates; the last of an epoch
+moves all.
 
 Writes results/outer.md.
 """
@@ -46,7 +46,7 @@ FIRST_UPDATES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is compared."""
+    """The settings of the comparison."""
 
     task: str
     steps: int
@@ -54,8 +54,8 @@ class Question:
     repeats: int
 
 
-class Found(NamedTuple):
-    """A protocol at its best rate."""
+class RateResult(NamedTuple):
+    """The outcomes of a protocol at one rate."""
 
     protocol: str
     batch: int
@@ -64,7 +64,7 @@ class Found(NamedTuple):
 
     @property
     def losses(self) -> list[float]:
-        return [one.test_loss for one in self.outcomes if one.test_loss is not None]
+        return [outcome.test_loss for outcome in self.outcomes if outcome.test_loss is not None]
 
     @property
     def loss(self) -> float:
@@ -84,90 +84,93 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     note = machine()
-    asked = Question(
+    question = Question(
         task=options.task, steps=options.steps, epochs=options.epochs, repeats=options.repeats
     )
-    task = load_task(asked.task, WORKERS)
-    update_bytes = sum(one.numel() * one.element_size() for one in task.model().parameters())
-    found = race(asked)
-    rows = [row(one, WORKERS * update_bytes, asked.epochs) for one in found]
+    task = load_task(question.task, WORKERS)
+    update_bytes = sum(p.numel() * p.element_size() for p in task.model().parameters())
+    results = race(question)
+    rows = [row(result, WORKERS * update_bytes, question.epochs) for result in results]
     for cells in rows:
         print(" | ".join(cells), flush=True)
     if options.write:
         header = ["protocol", "mini-batch", "rate", "exchanges", "MB", "test loss", "from, to",
                   "test error"]  # fmt: skip
         text = (
-            f"{asked.task}, {WORKERS} workers, {asked.epochs} epochs of "
+            f"{question.task}, {WORKERS} workers, {question.epochs} epochs of "
             f"{len(task.data().train):,} samples, in virtual time. "  # type: ignore[arg-type]  # a map-style data set has a length
-            f"Losses are medians of {asked.repeats} seeds, with the least and the greatest; rates "
-            f"are each one's best of {said(RATES)}, with large batches of {said(LARGE_RATES)}. MB: "
-            f"what all workers push. {note}"
+            f"Losses are medians of {question.repeats} seeds, with the least and the greatest; "
+            f"rates are each one's best of {format_rates(RATES)}, with large batches of "
+            f"{format_rates(LARGE_RATES)}. MB: what all workers push. {note}"
         )
         write_table("outer", "What an outer optimizer is worth", header, rows, text)
 
 
 def contenders(steps: int) -> list[tuple[str, int, tuple[float, ...]]]:
-    """Protocol, samples a worker takes at once, and rates to try."""
-    outers = ["" if one == "none" else f"+{one}" for one in OUTERS]
+    """Return protocols, the mini-batch of each, and the rates to try."""
+    suffixes = ["" if outer == "none" else f"+{outer}" for outer in OUTERS]
     return [
         ("full-sync", MINI_BATCH_SIZE, RATES),
         ("full-sync", steps * MINI_BATCH_SIZE, LARGE_RATES),
-        *((f"local-sgd:{steps}{outer}", MINI_BATCH_SIZE, RATES) for outer in outers),
-        *((f"local-sgd:{steps}{one}", MINI_BATCH_SIZE, RATES) for one in STREAMED),
+        *((f"local-sgd:{steps}{outer}", MINI_BATCH_SIZE, RATES) for outer in suffixes),
+        *((f"local-sgd:{steps}{outer}", MINI_BATCH_SIZE, RATES) for outer in STREAMED),
         (f"post-local-sgd:{FIRST_UPDATES},{steps}", MINI_BATCH_SIZE, RATES),
     ]
 
 
-def race(asked: Question) -> list[Found]:
-    """Each at its best rate. Time is virtual, so a run may have a core of its own."""
-    entries = contenders(asked.steps)
+def race(question: Question) -> list[RateResult]:
+    """Return each contender at its best rate, from parallel runs, as time is virtual."""
+    entries = contenders(question.steps)
     runs = [(name, batch, rate) for name, batch, rates in entries for rate in rates]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_cores(), mp_context=spawn) as pool:
-        tried = []
-        for one in pool.map(run, repeat(asked), *zip(*runs, strict=True)):
-            tried.append(one)
-            print(f"{len(tried)} of {len(runs)}: {one}", flush=True)
-    return [best([one for one in tried if one[:2] == entry[:2]]) for entry in entries]
+        results = []
+        for result in pool.map(run, repeat(question), *zip(*runs, strict=True)):
+            results.append(result)
+            print(f"{len(results)} of {len(runs)}: {result}", flush=True)
+    return [best([result for result in results if result[:2] == entry[:2]]) for entry in entries]
 
 
-def best(tried: Sequence[Found]) -> Found:
-    """The one with the least loss, of one protocol at several rates."""
-    ended = [one for one in tried if math.isfinite(sum(one.losses)) and one.losses]
-    if not ended:
-        raise SystemExit(f"{tried[0].protocol} diverged at every rate")
-    return min(ended, key=lambda one: one.loss)
+def best(results: Sequence[RateResult]) -> RateResult:
+    """Return the result with the least loss, of one protocol at several rates."""
+    converged = [
+        result for result in results if math.isfinite(sum(result.losses)) and result.losses
+    ]
+    if not converged:
+        raise SystemExit(f"{results[0].protocol} diverged at every rate")
+    return min(converged, key=lambda result: result.loss)
 
 
-def run(asked: Question, protocol: str, batch: int, rate: float) -> Found:
-    """All seeds of one protocol at one rate."""
+def run(question: Question, protocol: str, batch: int, rate: float) -> RateResult:
+    """Run all seeds of one protocol at one rate."""
     torch.set_num_threads(1)
     contest = Contest(
-        task=asked.task, protocols=(protocol,), repeats=asked.repeats, is_simulated=True,
+        task=question.task, protocols=(protocol,), repeats=question.repeats, is_simulated=True,
         world=World(delay=("10ms",)),
         settings=RunSettings(
-            workers=WORKERS, mini_batch_size=batch, epochs=asked.epochs, lr=rate, nonfinite="skip"
+            workers=WORKERS, mini_batch_size=batch, epochs=question.epochs, lr=rate,
+            nonfinite="skip",
         ),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        found = compare(contest, Quiet(), Path(folder) / "runs")
-    return Found(protocol, batch, rate, found.contenders[0].outcomes)
+        comparison = compare(contest, Quiet(), Path(folder) / "runs")
+    return RateResult(protocol, batch, rate, comparison.contenders[0].outcomes)
 
 
-def said(rates: Sequence[float]) -> str:
-    return ", ".join(f"{one:g}" for one in rates)
+def format_rates(rates: Sequence[float]) -> str:
+    return ", ".join(f"{rate:g}" for rate in rates)
 
 
-def row(one: Found, update_bytes: int, epochs: int) -> list[str]:
-    """What it came to."""
-    errors = [run.test_error for run in one.outcomes if run.test_error is not None]
-    updates = one.outcomes[0].updates
-    count = parse(one.protocol, WORKERS).streaming.num_fragments
-    moved = (updates + (count - 1) * epochs) / count * update_bytes
+def row(result: RateResult, update_bytes: int, epochs: int) -> list[str]:
+    """Return the cells of a result."""
+    errors = [run.test_error for run in result.outcomes if run.test_error is not None]
+    updates = result.outcomes[0].updates
+    num_fragments = parse(result.protocol, WORKERS).streaming.num_fragments
+    moved = (updates + (num_fragments - 1) * epochs) / num_fragments * update_bytes
     return [
-        f"`{one.protocol}`", f"{one.batch}", f"{one.rate:g}", f"{updates:,}",
-        f"{moved / 1e6:,.0f}", f"{one.loss:.4f}",
-        f"{min(one.losses):.4f}, {max(one.losses):.4f}", f"{statistics.median(errors):.4f}",
+        f"`{result.protocol}`", f"{result.batch}", f"{result.rate:g}", f"{updates:,}",
+        f"{moved / 1e6:,.0f}", f"{result.loss:.4f}",
+        f"{min(result.losses):.4f}, {max(result.losses):.4f}", f"{statistics.median(errors):.4f}",
     ]  # fmt: skip
 
 

@@ -1,14 +1,14 @@
-"""What one worker costs: the four lines under plain ``python`` against the bare loop.
+"""The cost of one worker: the four lines under plain ``python`` against the bare loop.
 
     python bench/overhead.py [--quick] [--write]
 
 LeNet, batch 256, 60,000 synthetic images, all cores. Three loops live in one process: with the
-four lines, bare, and bare again (A/A: what the method itself makes of no difference). They take
-blocks of two steps in turn, in an order that is drawn, so that a machine which others use changes
-all three alike. Every 40 rounds all three are built anew, in another order, so that where their
-memory happens to lie is averaged, too: two bare loops in one process may differ by 1 % for as long
-as they live. The four lines are held against the mean of both bare ones. It goes on until the 95 %
-interval of the median ratio is narrow. Writes results/overhead.md.
+four lines, bare, and bare again (A/A: what the method shows where there is no difference). They
+take blocks of two steps in turn, in random order, so that other load on the machine affects all
+three alike. Every 40 rounds all three are rebuilt, in another order, to average the layout of their
+memory, too: two bare loops in one process may differ by 1 % for as long as they live. The four
+lines are compared with the mean of both bare loops. The run goes on until the 95 % interval of the
+median ratio is narrow. Writes results/overhead.md.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def make_parts(data: ArrayDataset) -> tuple[nn.Module, torch.optim.Optimizer, Da
 
 
 def bare(data: ArrayDataset) -> Step:
-    """What everybody writes."""
+    """Return a step of the plain loop."""
     model, optimizer, loader = make_parts(data)
     loss_fn = nn.CrossEntropyLoss()
 
@@ -71,7 +71,7 @@ def bare(data: ArrayDataset) -> Step:
 
 
 def with_four_lines(data: ArrayDataset) -> Step:
-    """The same with Paceline's; what ``connect`` gives in a script that python started."""
+    """Return a step of the loop with Paceline, as ``connect`` sets it up under plain ``python``."""
     pace = Pace(SoloExchange(), Context())
     model, optimizer, loader = pace.prepare(*make_parts(data))
     loss_fn = nn.CrossEntropyLoss()
@@ -89,7 +89,7 @@ def with_four_lines(data: ArrayDataset) -> Step:
 
 
 def makers_of(four_lines: Callable[[], Step], plain: Callable[[], Step]) -> Makers:
-    """The three loops that are measured."""
+    """Return the three loops to measure."""
     return {"four lines": four_lines, "bare": plain, "bare again": plain}
 
 
@@ -100,11 +100,11 @@ def block_s(step: Step) -> float:
     return time.perf_counter() - start
 
 
-def measure(makers: Makers, num_least: int, most_s: float) -> Times:
-    """Seconds of each block, loop by loop, pair by pair; the loops are named as in `makers_of`."""
+def measure(makers: Makers, min_pairs: int, limit_s: float) -> Times:
+    """Return the seconds of each block, by loop and pair; loops are named as in `makers_of`."""
     times: Times = {name: [] for name in makers}
     rng = random.Random(0)
-    end_s = time.perf_counter() + most_s
+    end_s = time.perf_counter() + limit_s
     while time.perf_counter() < end_s:
         names = rng.sample(list(makers), len(makers))
         loops = {name: makers[name]() for name in names}
@@ -116,7 +116,7 @@ def measure(makers: Makers, num_least: int, most_s: float) -> Times:
             for name in order:
                 times[name].append(block_s(loops[name]))
         print(f"{len(times['bare'])} pairs", end="\r", flush=True)
-        if len(times["bare"]) >= num_least:
+        if len(times["bare"]) >= min_pairs:
             _, low, high = interval(ratios(times, "four lines"))
             if high - low <= 2 * HALF_WIDTH:
                 break
@@ -124,26 +124,26 @@ def measure(makers: Makers, num_least: int, most_s: float) -> Times:
 
 
 def ratios(times: Times, name: str) -> list[float]:
-    """Pair by pair: the four lines to both bare loops, or one bare loop to the other."""
+    """Return the ratio of each pair: four lines to bare loops, or one bare loop to the other."""
     return [a / b for a, b in zip(times[name], bare_s(times, name), strict=True)]
 
 
 def bare_s(times: Times, name: str) -> list[float]:
-    """What ``name`` is held against."""
+    """Return the seconds that ``name`` is compared with."""
     if name == "bare again":
         return times["bare"]
     return [(a + b) / 2 for a, b in zip(times["bare"], times["bare again"], strict=True)]
 
 
 def rows_of(times: Times, title: str = "") -> list[list[str]]:
-    """The four lines against both bare loops, and one bare loop against the other."""
+    """Compare the four lines with both bare loops, and one bare loop with the other."""
     rows = []
     for name, wanted in (("four lines", f"<= {WANTED}"), ("bare again", "1 inside")):
-        middle, low, high = interval(ratios(times, name))
+        median, low, high = interval(ratios(times, name))
         is_reached = high <= WANTED if name == "four lines" else low <= 1.0 <= high
         rows.append([
-            f"{title}{name} : bare", spread([1000 * one / STEPS for one in times[name]]),
-            spread([1000 * one / STEPS for one in bare_s(times, name)]), f"{middle:.4f}",
+            f"{title}{name} : bare", spread([1000 * seconds / STEPS for seconds in times[name]]),
+            spread([1000 * seconds / STEPS for seconds in bare_s(times, name)]), f"{median:.4f}",
             f"{low:.4f} to {high:.4f}", str(len(times[name])), wanted,
             "yes" if is_reached else "no",
         ])  # fmt: skip
@@ -151,7 +151,7 @@ def rows_of(times: Times, title: str = "") -> list[list[str]]:
 
 
 def added_us(times: Times) -> float:
-    """What the four lines add to a step."""
+    """Return the microseconds that the four lines add to a step."""
     return 1e6 * statistics.median(
         (a - b) / STEPS
         for a, b in zip(times["four lines"], bare_s(times, "four lines"), strict=True)

@@ -1,11 +1,12 @@
-"""Cuts of models: how long finding one takes, and what it is predicted to bring.
+"""Cuts of models: the time to find one, and its predicted gain.
 
     python bench/partition.py [--rounds 3] [--only NAME ...] [--write]
 
-Each model is traced and measured anew in each round, and cut for so many workers with 8
-micro-batches. Beside the cut stand the even one, for models of at most 12 pieces the best of all,
-and one worker alone, all predicted from the same measurement. The last row is a transformer of 100
-blocks over 8 workers, whose search is to take less than 5 s. Writes results/partition.md.
+Each model is traced and measured again in each round, and cut for its number of workers with 8
+micro-batches. The cut is compared with the even one, for models of at most 12 pieces with the best
+of all, and with one worker alone, all predicted from the same measurement. The last row is a
+transformer of 100 blocks over 8 workers, whose search should take less than 5 s. Writes
+results/partition.md.
 """
 
 import argparse
@@ -35,7 +36,7 @@ IMAGES, WORDS = (1, 28, 28), (64,)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model, for how many workers, and the micro-batch that is measured."""
+    """A model, its number of workers, and the micro-batch to measure."""
 
     name: str
     model: Callable[[], nn.Module]
@@ -62,7 +63,7 @@ CASES = (
 
 @dataclass(slots=True)
 class Row:
-    """One model, round by round, in seconds; the last round's words."""
+    """The figures of one model, round by round, in seconds; pieces and words of the last round."""
 
     pieces: int = 0
     words: str = ""
@@ -74,8 +75,8 @@ class Row:
     balance: list[float] = field(default_factory=list)
 
 
-def take(case: Case, row: Row) -> None:
-    """One round."""
+def measure_round(case: Case, row: Row) -> None:
+    """Measure one round."""
     torch.manual_seed(0)
     model, inputs = case.model(), case.inputs()
     start_s = time.perf_counter()
@@ -86,19 +87,19 @@ def take(case: Case, row: Row) -> None:
     pipeline = Pipeline(
         workers=workers(case.num_workers), link=measure_loopback(), micro_batches=MICRO_BATCHES
     )
-    begin_s = time.perf_counter()
-    found = best_cut(graph, pipeline, case.num_workers)
-    row.search_s.append(time.perf_counter() - begin_s)
+    search_start_s = time.perf_counter()
+    cut = best_cut(graph, pipeline, case.num_workers)
+    row.search_s.append(time.perf_counter() - search_start_s)
     row.trace_s.append(traced_s - start_s)
     row.measure_s.append(measured_s - traced_s)
-    row.to_even.append(even_cut(graph, pipeline).step_s / found.placement.step_s)
-    row.balance.append(found.placement.balance)
+    row.to_even.append(even_cut(graph, pipeline).step_s / cut.placement.step_s)
+    row.balance.append(cut.placement.balance)
     if len(graph) <= MOST_NODES:
         best = try_all_cuts(graph, pipeline)
         assert best is not None
-        row.to_best.append(best.step_s / found.placement.step_s)
+        row.to_best.append(best.step_s / cut.placement.step_s)
     row.pieces = len(graph)
-    row.words = "all cuts" if found.is_exact else "along the order"
+    row.words = "all cuts" if cut.is_exact else "along the order"
 
 
 HEADER = (
@@ -121,18 +122,18 @@ def main() -> None:
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    where = machine()
+    machine_note = machine()
     rows = [(case, Row()) for case in CASES if not arguments.only or case.name in arguments.only]
     for number in range(arguments.rounds):
         for case, row in rows:
             print(f"round {number}: {case.name} over {case.num_workers}", file=sys.stderr)
-            take(case, row)
-    table = [cells(*one) for one in rows]
-    print("\n".join(" | ".join(row) for row in (HEADER, *table)))
+            measure_round(case, row)
+    table = [cells(*pair) for pair in rows]
+    print("\n".join(" | ".join(texts) for texts in (HEADER, *table)))
     note = (
-        f"{where}. Median of {arguments.rounds} rounds, with the least and the most. even / found: "
-        "how many times as long the even cut's step is predicted to take, at least 1; best of all "
-        f"/ found: of models that are small enough to try every cut, 1. {MICRO_BATCHES} "
+        f"{machine_note}. Median of {arguments.rounds} rounds, with the least and the most. even / "
+        "found: how many times as long the even cut's step is predicted to take, at least 1; best "
+        f"of all / found: of models that are small enough to try every cut, 1. {MICRO_BATCHES} "
         "micro-batches, each worker with cores of its own."
     )
     if arguments.write:

@@ -1,11 +1,11 @@
-"""Which path is faster, by the number of workers: between peers, or through the store.
+"""The faster path, by the number of workers: between peers, or through the store.
 
     python bench/paths.py [--workers 2 8 64 200] [--pairs 3] [--write]
 
-full-sync on the cores that there are, with a task that computes nearly nothing (a point) and with
-LeNet: what the paths themselves take, and what is left of that beside computing. Both paths in
-turn; seconds an update from the first grant to the last update. `auto` has to choose the faster
-one, wherever they are further apart than the runs of one path are. Writes results/paths.md.
+full-sync on all cores, with a task that computes almost nothing (a point) and with LeNet: the cost
+of the paths themselves, and what remains of it beside computing. Both paths in turn; seconds an
+update from the first grant to the last update. `auto` has to choose the faster one, wherever they
+differ by more than the runs of one path. Writes results/paths.md.
 """
 
 import argparse
@@ -20,10 +20,10 @@ from table import machine, spread, write_table
 
 PATHS = ("peers", "store")
 TASKS: dict[str, Any] = {"point": (point_task(1_000_000), 1), "lenet": ("lenet", 4)}
-"""What is trained, and the mini-batch."""
+"""Name -> task and mini-batch."""
 UPDATES = {2: 300, 8: 150, 64: 40, 200: 20}
 MOST = 1.05
-"""What is chosen may take so many times as long as the other: less is the machine's noise."""
+"""Largest ratio of the chosen path to the other: less is the machine's noise."""
 
 
 def update_ms(task: str, workers: int, path: str) -> float:
@@ -36,7 +36,7 @@ def update_ms(task: str, workers: int, path: str) -> float:
     return 1e3 * (times_s[-1] - first_grant_s(records)) / len(times_s)
 
 
-def chosen(workers: int) -> str:
+def automatic_path(workers: int) -> str:
     settings = resolve({"workers": workers}, env={}, is_call=True).settings
     path = path_of(settings, parse("full-sync", workers))
     return "peers" if path == "auto" else path
@@ -48,12 +48,12 @@ def row(task: str, workers: int, pairs: int) -> list[str]:
         for path in PATHS if number % 2 else reversed(PATHS):
             times[path].append(update_ms(task, workers, path))
     ratios = [a / b for a, b in zip(times["store"], times["peers"], strict=True)]
-    taken = chosen(workers)
-    other = next(path for path in PATHS if path != taken)
-    over = statistics.median(times[taken]) / statistics.median(times[other])
+    chosen = automatic_path(workers)
+    alternative = next(path for path in PATHS if path != chosen)
+    ratio = statistics.median(times[chosen]) / statistics.median(times[alternative])
     return [
-        task, str(workers), *(spread(times[path]) for path in PATHS), spread(ratios), taken,
-        "yes" if over <= MOST else "no",
+        task, str(workers), *(spread(times[path]) for path in PATHS), spread(ratios), chosen,
+        "yes" if ratio <= MOST else "no",
     ]  # fmt: skip
 
 
@@ -71,8 +71,8 @@ def main() -> None:
     if options.write:
         header = ["task", "workers", "between peers, ms an update", "through the store, ms",
                   "store : peers", "auto takes", f"it takes <= {MOST} of the other"]  # fmt: skip
-        how = f"{options.pairs} runs of each in turn; median (least to most). {note}"
-        write_table("paths", "Which path is faster", header, rows, how)
+        method = f"{options.pairs} runs of each in turn; median (least to most). {note}"
+        write_table("paths", "Which path is faster", header, rows, method)
 
 
 if __name__ == "__main__":

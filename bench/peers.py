@@ -3,16 +3,16 @@
     python bench/peers.py [--rounds 8] [--steps 20] [--write]        (pip install -e '.[peers]')
 
 LeNet, global batch 256, SGD, fp32, the same data set, two processes with one thread each. All are
-alive at once and take blocks of steps in turn; who is not asked waits. Each is started as its own
-documentation has it; the first process of each holds its loop at a step's border until it is asked.
-The processes that trained are counted and must be two.
+alive at once and take blocks of steps in turn while the others wait. Each is started as its own
+documentation says; the first process of each holds its loop between two steps until its turn. The
+processes that trained are counted and must be two.
 
-Every peer is there twice: as its documentation writes it, beside ``--fast none``, and tuned, beside
-``--fast auto``. Tuned: of the settings that `--fast auto` tries for itself (memory that is kept,
-channels last, compile), all eight together, and then of DDP's own (buckets as views, a static
-graph), all four, the quickest in a trial of its own before. Buckets have no size to choose: all
-gradients of LeNet are one. Paceline stands twice in each half: what this machine does to a figure
-that nothing changed. Writes results/peers.md.
+Every peer appears twice: as documented, against ``--fast none``, and tuned, against
+``--fast auto``. Tuned means the fastest, in a separate trial before, of all eight combinations of
+the settings that `--fast auto` tries for itself (memory that is kept, channels last, compile), and
+then of all four of DDP's own (buckets as views, a static graph). The bucket size does not matter:
+all gradients of LeNet fit in one. Paceline appears twice in each half, which shows how far equal
+figures differ on this machine. Writes results/peers.md.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from table import machine, spread, write_table
-from worlds import Tensors, as_it_is, make_model
+from worlds import Tensors, identity, make_model
 
 HERE = Path(__file__).resolve()
 BATCH, WORLD, LEARNING_RATE = 256, 2, 0.01
@@ -44,7 +44,7 @@ loss_of = nn.functional.cross_entropy
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What a peer's user can set; the last two are DDP's own."""
+    """Settings that a peer's user can choose; the last two are DDP's own."""
 
     memory: bool = False
     channels_last: bool = False
@@ -53,7 +53,7 @@ class Tuning:
     static: bool = False
 
     def __str__(self) -> str:
-        return " ".join(one.name for one in fields(self) if getattr(self, one.name)) or "none"
+        return " ".join(f.name for f in fields(self) if getattr(self, f.name)) or "none"
 
     @classmethod
     def parse(cls, text: str) -> "Tuning":
@@ -63,10 +63,10 @@ class Tuning:
         model = make_model("lenet")
         if self.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stub lacks it
-        return torch.compile(model) if self.compile else model  # type: ignore[return-value]  # it is a module, too
+        return torch.compile(model) if self.compile else model  # type: ignore[return-value]  # a compiled model is a module, too
 
     def inputs(self, inputs: torch.Tensor) -> torch.Tensor:
-        """In the order that the model has."""
+        """Return the inputs in the model's memory format."""
         if self.channels_last:
             return inputs.to(memory_format=torch.channels_last)
         return inputs
@@ -75,13 +75,13 @@ class Tuning:
         return {"gradient_as_bucket_view": self.view, "static_graph": self.static}
 
     def environment(self) -> dict[str, str]:
-        """glibc keeps what was freed, as ``--fast memory`` has it."""
+        """Make glibc keep freed memory, as ``--fast memory`` does."""
         keep = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
         return keep if self.memory else {}
 
 
 class Turn:
-    """Holds the first process's loop before each step until the bench asks for it."""
+    """Holds the loop of the first process before each step until the bench requests it."""
 
     def __init__(self, folder: str, rank: int) -> None:
         (Path(folder) / f"pid-{os.getpid()}").touch()
@@ -94,7 +94,7 @@ class Turn:
             self._file = channel.makefile("rw")
 
     def wait(self) -> None:
-        """Before each step, and once after the last one."""
+        """Wait before each step, and once after the last one."""
         if self._file is None:
             return
         if self._left == 0:
@@ -108,7 +108,7 @@ class Turn:
 
 def data(batch_size: int = BATCH // WORLD, **options: Any) -> DataLoader[Any]:
     return DataLoader(
-        Tensors((1, 28, 28)), batch_size=batch_size, collate_fn=as_it_is, drop_last=True, **options
+        Tensors((1, 28, 28)), batch_size=batch_size, collate_fn=identity, drop_last=True, **options
     )
 
 
@@ -116,7 +116,7 @@ def sgd(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
 
-def be_by_hand(turn: Turn, total: int, tuning: Tuning) -> None:
+def train_by_hand(turn: Turn, total: int, tuning: Tuning) -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -124,41 +124,41 @@ def be_by_hand(turn: Turn, total: int, tuning: Tuning) -> None:
     model = DistributedDataParallel(tuning.model(), **tuning.ddp())
     optimizer = sgd(model)
     loader = data(sampler=DistributedSampler(Tensors((1, 28, 28)), shuffle=True))
-    done = 0
-    while done < total:
+    num_done = 0
+    while num_done < total:
         for inputs, targets in loader:
             turn.wait()
             optimizer.zero_grad()
             loss_of(model(tuning.inputs(inputs)), targets).backward()
             optimizer.step()
-            done += 1
-            if done == total:
+            num_done += 1
+            if num_done == total:
                 break
     turn.wait()
     dist.destroy_process_group()
 
 
-def be_accelerate(turn: Turn, total: int, tuning: Tuning) -> None:
+def train_with_accelerate(turn: Turn, total: int, tuning: Tuning) -> None:
     from accelerate import Accelerator, DistributedDataParallelKwargs
 
     kwargs = DistributedDataParallelKwargs(**tuning.ddp())
     accelerator = Accelerator(cpu=True, kwargs_handlers=[kwargs])
     model = tuning.model()
     model, optimizer, loader = accelerator.prepare(model, sgd(model), data(shuffle=True))
-    done = 0
-    while done < total:
+    num_done = 0
+    while num_done < total:
         for inputs, targets in loader:
             turn.wait()
             optimizer.zero_grad()
             accelerator.backward(loss_of(model(tuning.inputs(inputs)), targets))
             optimizer.step()
-            done += 1
-            if done == total:
+            num_done += 1
+            if num_done == total:
                 break
     turn.wait()
 
 
-def be_lightning(turn: Turn, total: int, tuning: Tuning) -> None:
+def train_with_lightning(turn: Turn, total: int, tuning: Tuning) -> None:
     import lightning
     from lightning.pytorch.strategies import DDPStrategy
 
@@ -174,26 +174,26 @@ def be_lightning(turn: Turn, total: int, tuning: Tuning) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return sgd(self.model)
 
-    class Held(lightning.Callback):
+    class WaitForTurn(lightning.Callback):
         def on_train_batch_start(self, *_: Any) -> None:
             turn.wait()
 
     trainer = lightning.Trainer(
         accelerator="cpu", devices=WORLD, strategy=DDPStrategy(**tuning.ddp()), max_steps=total,
         logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[Held()],
+        enable_model_summary=False, callbacks=[WaitForTurn()],
     )  # fmt: skip
     trainer.fit(Lit(), data(shuffle=True))
     turn.wait()
 
 
-def be_paceline(turn: Turn, total: int, tuning: Tuning) -> None:
+def train_with_paceline(turn: Turn, total: int, tuning: Tuning) -> None:
     import paceline
 
     pace = paceline.connect()
     model = make_model("lenet")
     model, optimizer, loader = pace.prepare(model, sgd(model), data(BATCH, shuffle=True))
-    done = 0
+    num_done = 0
     for _ in pace.epochs(1_000_000):
         for inputs, targets in loader:
             turn.wait()
@@ -201,21 +201,21 @@ def be_paceline(turn: Turn, total: int, tuning: Tuning) -> None:
                 optimizer.zero_grad()
                 loss_of(model(inputs), targets).backward()
                 optimizer.step()
-            done += 1
-            if done == total:
+            num_done += 1
+            if num_done == total:
                 turn.wait()
                 pace.stop()
 
 
 LOOPS = {
-    "hand-written DDP": be_by_hand, "Accelerate": be_accelerate, "Lightning": be_lightning,
-    "Paceline": be_paceline,
+    "hand-written DDP": train_by_hand, "Accelerate": train_with_accelerate,
+    "Lightning": train_with_lightning, "Paceline": train_with_paceline,
 }  # fmt: skip
 PEERS = [name for name in LOOPS if name != "Paceline"]
 
 
-def command_of(loop: str, fast: str, folder: str) -> list[str]:
-    """How each is started; on CPUs Accelerate's own launcher wants MPI, its pages name torchrun."""
+def command_for(loop: str, fast: str, folder: str) -> list[str]:
+    """Return the start command. On CPUs Accelerate's launcher needs MPI; its docs name torchrun."""
     python = sys.executable
     if loop == "Paceline":
         flags = ["--workers", str(WORLD), "--fast", fast, "--run-dir", f"{folder}/run"]
@@ -227,18 +227,18 @@ def command_of(loop: str, fast: str, folder: str) -> list[str]:
 
 
 class DidNotStart(Exception):
-    """With what it printed."""
+    """A contender did not start, or ended early; the message is its output."""
 
 
 class Contender:
-    """One of them, started and waiting.
+    """A loop that has started and waits for its turn.
 
     Args:
-        total: steps that it will be asked for.
-        fast: of Paceline, its flag.
+        total: steps that will be requested.
+        fast: Paceline's ``--fast``.
 
     Raises:
-        DidNotStart: no process of it came to its first step.
+        DidNotStart: no process reached its first step.
     """
 
     def __init__(self, loop: str, total: int, tuning: Tuning, fast: str = "none") -> None:
@@ -248,14 +248,23 @@ class Contender:
         server.bind(f"{folder}/socket")
         server.listen(1)
         server.settimeout(240)
-        own = ["--loop", loop, "--tuning", str(tuning), "--folder", folder, "--total", str(total)]
+        arguments = [
+            "--loop",
+            loop,
+            "--tuning",
+            str(tuning),
+            "--folder",
+            folder,
+            "--total",
+            str(total),
+        ]
         environment = {
             **os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
             **tuning.environment(),
         }  # fmt: skip
         self._log = open(f"{folder}/log", "w")  # noqa: SIM115  it lives as long as the process
         self._process = subprocess.Popen(
-            [*command_of(loop, fast, folder), *own], env=environment, stdout=self._log,
+            [*command_for(loop, fast, folder), *arguments], env=environment, stdout=self._log,
             stderr=self._log, start_new_session=True,
         )  # fmt: skip
         try:
@@ -268,7 +277,7 @@ class Contender:
 
     def block_s(self, num_steps: int) -> float:
         answer = ""
-        with contextlib.suppress(ConnectionError):  # it has ended: its log says why
+        with contextlib.suppress(ConnectionError):  # it has ended, and its log says why
             self._file.write(f"{num_steps}\n")
             self._file.flush()
             answer = self._file.readline()
@@ -280,13 +289,13 @@ class Contender:
     def num_processes(self) -> int:
         return len(list(Path(self._folder.name).glob("pid-*")))
 
-    def said(self) -> list[str]:
-        """What Paceline's trial found; it stands in the plan."""
+    def findings(self) -> list[str]:
+        """Return what Paceline's trial found, from the plan it prints."""
         text = Path(self._folder.name, "log").read_text()
         return [line for line in text.splitlines() if "fast:" in line]
 
     def end(self) -> None:
-        with contextlib.suppress(AttributeError, OSError):  # it never came, or is gone
+        with contextlib.suppress(AttributeError, OSError):  # it never connected, or has ended
             self._file.close()
             self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -296,8 +305,8 @@ class Contender:
         self._folder.cleanup()
 
 
-def tuned(loop: str, steps: int) -> Tuning:
-    """The quickest of all settings that can be had for this loop; a trial of each, one by one."""
+def tune(loop: str, steps: int) -> Tuning:
+    """Find the fastest of all settings of this loop, by a trial of each."""
     best, best_s = Tuning(), math.inf
     grid = [Tuning(*choice) for choice in product((False, True), repeat=3)]
     for stage in range(2):
@@ -323,7 +332,7 @@ def tuned(loop: str, steps: int) -> Tuning:
 
 @dataclass(slots=True)
 class Row:
-    """A loop in one half of the table, and what it took."""
+    """A loop in one half of the table, and its times."""
 
     half: str
     loop: str
@@ -331,7 +340,7 @@ class Row:
     fast: str
     times_s: list[float] = field(default_factory=list)
     num_processes: int = 0
-    said: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -341,12 +350,12 @@ class Row:
 
 
 def rows_of(steps: int) -> list[Row]:
-    """Everybody, Paceline twice in each half."""
+    """Return a row for every loop, and two for Paceline in each half."""
     rows = []
     for half, fast in (("as written", "none"), ("tuned", "auto")):
         for loop in PEERS:
             tuning = Tuning(view=loop == "hand-written DDP")
-            rows.append(Row(half, loop, tuned(loop, steps) if half == "tuned" else tuning, ""))
+            rows.append(Row(half, loop, tune(loop, steps) if half == "tuned" else tuning, ""))
         rows += [Row(half, "Paceline", Tuning(), fast) for _ in range(2)]
     return rows
 
@@ -363,24 +372,24 @@ def measure(rows: list[Row], rounds: int, steps: int) -> None:
             if number:
                 row.times_s.append(seconds)
     for row, contender in pairs:
-        row.num_processes, row.said = contender.num_processes, contender.said()
+        row.num_processes, row.findings = contender.num_processes, contender.findings()
         assert row.num_processes == WORLD, f"{row.name}: {row.num_processes} processes"
         contender.end()
 
 
-def table(rows: list[Row]) -> list[list[str]]:
-    """Each beside the peers of its own half."""
+def format_table(rows: list[Row]) -> list[list[str]]:
+    """Compare each row with the peers of its own half."""
     cells = []
     for row in rows:
-        beside = [
-            spread([theirs / mine for theirs, mine in zip(one.times_s, row.times_s, strict=True)])
-            for one in rows if one.half == row.half and one.loop in PEERS
+        ratios = [
+            spread([peer_s / s for peer_s, s in zip(peer.times_s, row.times_s, strict=True)])
+            for peer in rows if peer.half == row.half and peer.loop in PEERS
         ]  # fmt: skip
-        rates = [BATCH / one for one in row.times_s]
+        rates = [BATCH / seconds for seconds in row.times_s]
         setting = "its own trial" if row.fast == "auto" else str(row.tuning)
         cells.append([
             row.name, setting, str(row.num_processes),
-            spread([1000 * one for one in row.times_s]), spread(rates, 0), *beside,
+            spread([1000 * seconds for seconds in row.times_s]), spread(rates, 0), *ratios,
         ])  # fmt: skip
     return cells
 
@@ -402,17 +411,17 @@ def main() -> None:
     note = machine()
     rows = rows_of(options.steps)
     measure(rows, options.rounds, options.steps)
-    cells = table(rows)
-    for one in cells:
-        print(" | ".join(one), flush=True)
+    cells = format_table(rows)
+    for row_cells in cells:
+        print(" | ".join(row_cells), flush=True)
     versions = ", ".join(f"{name} {_version(name)}" for name in ("lightning", "accelerate"))
-    header = ["loop", "set", "processes", "ms a step", "images/s", *(f": {one}" for one in PEERS)]
+    header = ["loop", "set", "processes", "ms a step", "images/s", *(f": {peer}" for peer in PEERS)]
     if options.write:
-        said = dict.fromkeys(
-            f"    {line.strip()}" for row in rows for line in row.said
+        findings = dict.fromkeys(
+            f"    {line.strip()}" for row in rows for line in row.findings
             if " in /" not in line and " from /" not in line
         )  # fmt: skip
-        lines = "\n".join(["What `--fast auto` found:", "", *said, ""]) if said else ""
+        lines = "\n".join(["What `--fast auto` found:", "", *findings, ""]) if findings else ""
         write_table("peers", "Two workers beside the peers, LeNet 256", header, cells,
                     f"{lines}\n{options.rounds} interleaved blocks of {options.steps} steps; "
                     "median (least to most); last columns: images/s over those of the peers of the "
@@ -420,7 +429,7 @@ def main() -> None:
 
 
 def rank_of(loop: str) -> int:
-    """Of this process: Paceline sets no RANK where a script makes process groups of torch's."""
+    """Return the rank; Paceline sets no RANK where a script makes torch process groups."""
     if loop == "Paceline":
         import paceline
 

@@ -1,20 +1,19 @@
-"""What ``plan`` advises, run live beside the whole grid: time until the training loss is down.
+"""The advice of ``plan`` against the whole grid, run live: time to a target training loss.
 
     python bench/plan.py [--write] [--only steady|slow|exp|pareto]
 
 Softmax regression, 4 workers with mini-batches of 16 and learning rate 0.05 (where staleness begins
-to hurt), which sleep what the setting says on top of computing, so that four fit on two cores:
+to matter), which sleep as the setting says on top of computing, so that four fit on two cores:
 
 steady  each step 40 ms          exp     40 ms in the mean, exponential
 slow    30 ms, worker 0 5x slow  pareto  pareto:2.2,20ms
 
-In each setting ``plan`` is given the stragglers, takes its own profile of 2 workers, and chooses.
-Then every protocol and K that it raced is run live with one seed, the advised and the four best of
-those with two more, and the advised and the best of the others with four more: the best of five
-noisy medians looks better than it is. The target is a training loss of 0.7, the mean over the
-pushes of the last fifth of the time; the ratio is that of the median times to it, from the first
-grant on. A run ends after 1.6 times the shortest time so far: whoever is not there by then is not
-the best.
+In each setting ``plan`` gets the stragglers, takes its own profile of 2 workers, and chooses. Then
+every protocol and K that it raced is run live with one seed, the advised and the four best of those
+with two more, and the advised and the best of the others with four more: the best of five noisy
+medians looks better than it is. The target is a training loss of 0.7, the mean over the pushes of
+the last fifth of the time; the ratio is that of the median times to it, from the first grant on. A
+run ends after 1.6 times the shortest time so far, since a slower one is not the best.
 """
 
 import argparse
@@ -42,8 +41,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "exp": {"delay": ("exp:40ms",)},
     "pareto": {"delay": ("pareto:2.2,20ms",)},
 }
-TARGET, FEWEST = 0.7, 100
-"""A mean over fewer pushes reaches it by luck."""
+TARGET, MIN_PUSHES = 0.7, 100
+"""The target loss, and the least number of pushes, since fewer may reach it by chance."""
 LIMIT_S, STRETCH, RACE_S = 16.0, 1.6, 60.0
 SEEDS, MORE_SEEDS = (1, 2, 3), range(4, 8)
 NUM_AGAIN = 4
@@ -57,10 +56,10 @@ def main() -> None:
     options = parser.parse_args()
     note = machine()
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder, chdir(folder):  # profiles lie there
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):  # for the profiles
         for name in SETTINGS:
             if options.only in (None, name):
-                for row in setting(name):
+                for row in setting_rows(name):
                     rows.append([f"{name}: {row[0]}", *row[1:]])
                     print(" | ".join(rows[-1]), flush=True)
     if options.write:
@@ -68,8 +67,8 @@ def main() -> None:
         write_table("plan", "What plan advises, and the whole grid", header, rows, note)
 
 
-def setting(name: str) -> Iterator[Row]:
-    """The advised protocol first, then all others that were run, quickest first."""
+def setting_rows(name: str) -> Iterator[Row]:
+    """Yield the advised protocol first, then all others that were run, fastest first."""
     stragglers = SETTINGS[name]
     advice = advise(
         Question(
@@ -82,29 +81,29 @@ def setting(name: str) -> Iterator[Row]:
     for text in family(WORKERS):
         times_s[text] = [live_s(text, SEEDS[0], stragglers, limit_s)]
         limit_s = min(limit_s, STRETCH * times_s[text][0])
-    first = sorted(times_s, key=lambda text: times_s[text][0])
-    finalists = {advised, *first[:NUM_AGAIN]}
+    by_first_run = sorted(times_s, key=lambda text: times_s[text][0])
+    finalists = {advised, *by_first_run[:NUM_AGAIN]}
     for text in finalists:
         times_s[text] += [live_s(text, seed, stragglers, limit_s) for seed in SEEDS[1:]]
-    other = min(finalists - {advised}, key=lambda text: statistics.median(times_s[text]))
-    for text in (advised, other):
+    runner_up = min(finalists - {advised}, key=lambda text: statistics.median(times_s[text]))
+    for text in (advised, runner_up):
         times_s[text] += [live_s(text, seed, stragglers, limit_s) for seed in MORE_SEEDS]
-    best_s = min(statistics.median(times_s[text]) for text in (advised, other))
+    best_s = min(statistics.median(times_s[text]) for text in (advised, runner_up))
     for text in sorted(
         times_s, key=lambda text: (text != advised, statistics.median(times_s[text]))
     ):
         ratio = statistics.median(times_s[text]) / best_s
         is_advised = text == advised
-        alike = " (said to be alike with the next)" if is_advised and advice.are_alike else ""
+        note = " (said to be alike with the next)" if is_advised and advice.are_alike else ""
         yield [
-            f"{text}, advised{alike}" if is_advised else text, _seconds(times_s[text]),
+            f"{text}, advised{note}" if is_advised else text, _format_seconds(times_s[text]),
             f"{ratio:.2f}", f"<= {WANTED:g}" if is_advised else "",
             ("yes" if ratio <= WANTED else "no") if is_advised else "",
         ]  # fmt: skip
 
 
 def live_s(text: str, seed: int, stragglers: dict[str, Any], limit_s: float) -> float:
-    """Seconds until the target; inf where the limit came first."""
+    """Return the seconds until the target; inf if the limit came first."""
     with tempfile.TemporaryDirectory() as folder:
         run_in(
             Path(folder), "softmax", workers=WORKERS, protocol=text, path="store",
@@ -114,27 +113,27 @@ def live_s(text: str, seed: int, stragglers: dict[str, Any], limit_s: float) -> 
 
 
 def reached_s(records: list[Record]) -> float:
-    """When the mean loss of the pushes of the last fifth first was at the target."""
+    """Return when the mean loss of the pushes of the last fifth first reached the target."""
     start_s = first_grant_s(records)
-    last: deque[tuple[float, float]] = deque()
+    window: deque[tuple[float, float]] = deque()
     total = 0.0
-    for one in records:
-        if isinstance(one, Handed):
-            now_s = one.fact.at_s - start_s
-            last.append((now_s, one.fact.loss))
-            total += one.fact.loss
-            while last[0][0] < (1.0 - LAST_SHARE) * now_s:
-                total -= last.popleft()[1]
-            if len(last) >= FEWEST and total / len(last) <= TARGET:
+    for record in records:
+        if isinstance(record, Handed):
+            now_s = record.fact.at_s - start_s
+            window.append((now_s, record.fact.loss))
+            total += record.fact.loss
+            while window[0][0] < (1.0 - LAST_SHARE) * now_s:
+                total -= window.popleft()[1]
+            if len(window) >= MIN_PUSHES and total / len(window) <= TARGET:
                 return now_s
     return math.inf
 
 
-def _seconds(times_s: list[float]) -> str:
-    middle = f"{statistics.median(times_s):.1f}"
+def _format_seconds(times_s: list[float]) -> str:
+    median = f"{statistics.median(times_s):.1f}"
     if len(times_s) == 1:
-        return f"{middle} (one run)"
-    return f"{middle} ({min(times_s):.1f} to {max(times_s):.1f}, {len(times_s)} runs)"
+        return f"{median} (one run)"
+    return f"{median} ({min(times_s):.1f} to {max(times_s):.1f}, {len(times_s)} runs)"
 
 
 if __name__ == "__main__":

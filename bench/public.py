@@ -1,9 +1,9 @@
 """The public scripts of results/public-scripts.md: where each is published, and how it is cut.
 
-A cut names lines of the published text, at the commit, and what stands there instead; no text of
-others is part of this project. Most cuts are for both copies, and come before `--check` is asked;
-a twin's alone make a plain script draw its turns' numbers as a run does (`watched.turns`), or
-average what two workers would.
+A cut names lines of the published text, at the commit, and their replacement; the project contains
+none of the published text. Most cuts apply to both copies, before `--check` runs; those of the twin
+alone make a plain script draw its turns' numbers as a run does (`watched.turns`), or average what
+two workers would.
 """
 
 from collections.abc import Iterable
@@ -13,10 +13,10 @@ SETS = "pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8"
 
 
 class Cut(NamedTuple):
-    """Published lines `first` to `last` (0: that one) of a file become `new`.
+    """Replaces published lines `first` to `last` (0: only `first`) of a file by `new`.
 
     Args:
-        file: beside the script, whose own text where it is empty.
+        file: a file beside the script; empty for the script itself.
         is_twins: whether only the plain twin gets it.
     """
 
@@ -31,12 +31,12 @@ class Entry(NamedTuple):
     """A script: who published it, at which commit, how it is run.
 
     Args:
-        others: files that it needs, in its repository.
-        main: what is run, where that imports the script.
+        more_files: files that it needs from its repository.
+        main: the file to run, if that imports the script.
         files: which of `made_up.FILES` fills its folder.
-        needs: a package that is installed by hand.
-        is_paired: whether full-sync's two workers have a turn each, so that two turns of the twin
-            make an update.
+        needs: a package to be installed by hand.
+        is_paired: whether each worker of full-sync takes a turn of its own, so that two turns of
+            the twin make an update.
         apart: why full-sync cannot be compared with plain.
     """
 
@@ -45,7 +45,7 @@ class Entry(NamedTuple):
     script: str
     args: str = ""
     cuts: tuple[Cut, ...] = ()
-    others: tuple[str, ...] = ()
+    more_files: tuple[str, ...] = ()
     main: str = ""
     files: str = "nothing"
     needs: str = ""
@@ -59,12 +59,12 @@ def twin(first: int, new: str, last: int = 0) -> Cut:
 
 
 def texts_of(text: str, file: str, cuts: Iterable[Cut]) -> tuple[str, str]:
-    """What both copies of a file begin with, and the plain twin."""
-    chosen = [cut for cut in cuts if cut.file == file]
-    return _cut(text, [cut for cut in chosen if not cut.is_twins]), _cut(text, chosen)
+    """Return the text of a file in the paced copy, and in the plain twin."""
+    file_cuts = [cut for cut in cuts if cut.file == file]
+    return _apply(text, [cut for cut in file_cuts if not cut.is_twins]), _apply(text, file_cuts)
 
 
-def _cut(text: str, cuts: Iterable[Cut]) -> str:
+def _apply(text: str, cuts: Iterable[Cut]) -> str:
     lines = text.splitlines(keepends=True)
     for cut in sorted(cuts, reverse=True):
         last = cut.last or cut.first
@@ -127,7 +127,7 @@ ENTRIES = (
         "train --dataset pictures --style-image style.png --save-model-dir saved --epochs 1 "
         "--batch-size 8 --image-size 32 --log-interval 1 --content-weight 1 --style-weight 1e5",
         (Cut(52, "    optimizer = Adam(transformer.parameters(), args.lr, eps=watched.eps())"),),
-        tuple(f"fast_neural_style/neural_style/{one}.py" for one in (
+        tuple(f"fast_neural_style/neural_style/{module}.py" for module in (
             "utils", "transformer_net", "vgg",
         )),
         remark="a second, frozen network in the loss, of an eighth of its width; a bias before an "

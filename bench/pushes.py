@@ -1,18 +1,18 @@
-"""Pushes a second into the store, with a step that costs nothing.
+"""Pushes a second into the store, with a step that computes nothing.
 
     python bench/pushes.py [--quick] [--write] [--runs N]
 
-Two workers, k-batch-async:1, LeNet's 129,068 parameters, plain SGD, ledger and trace
-on. Nothing is computed: each step writes one ready gradient into the worker's slot and pushes it,
-so every push is granted, traced, applied by the optimizer and answered with new parameters.
+Two workers, k-batch-async:1, LeNet's 129,068 parameters, plain SGD, with ledger and trace.
+Nothing is computed: each step writes a ready gradient to the worker's slot and pushes it, so every
+push is granted, traced, applied by the optimizer and answered with new parameters.
 
 Bytes that must move for one push (S = bytes of the parameters), reads and writes alike:
     gradient written into the slot              S
     gradient read by the update                 S
     parameters read and written by the update  2S
     parameters read and written by the pull    2S
-as a share of what two processes move that copy blocks of S at the same time, each from a source
-to a target of its own (2S a copy), in turn with the pushes. Writes results/pushes.md.
+as a share of the bandwidth of two processes that copy blocks of S at the same time, each from its
+own source to its own target (2S a copy), in turn with the pushes. Writes results/pushes.md.
 """
 
 import argparse
@@ -35,13 +35,13 @@ from quiet_runs import num_pushes, run, update_times_s
 from table import machine, spread, write_table
 
 NUM_SAMPLES = 100_000
-"""More than any run pushes, so that no epoch ends."""
+"""More than the pushes of any run, so that no epoch ends."""
 PASSES_A_PUSH = 6
 WANTED_PER_S, WANTED_SHARE = 8_000, 0.4
 
 
-def be_worker() -> None:
-    """One worker: the loop of the README without forward and backward."""
+def run_worker() -> None:
+    """Run the README's loop without forward and backward."""
     pace = paceline.connect()
     model = build_lenet("default")
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
@@ -51,15 +51,15 @@ def be_worker() -> None:
     loader = DataLoader(data, batch_size=1, collate_fn=collate_batch)
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
     parameters = list(model.parameters())
-    gradients = [torch.full_like(one, 1e-3) for one in parameters]
-    # The first backward leaves in every .grad a view of this worker's slot; from then on the
-    # gradient is written there, as the hooks of a backward do it.
+    gradients = [torch.full_like(parameter, 1e-3) for parameter in parameters]
+    # The first backward makes every .grad a view of this worker's slot; from then on the gradient
+    # is written there, as the hooks of a backward do.
     for _ in pace.epochs(1):
         for _ in loader:
             with pace.step():
                 if parameters[0].grad is None:
-                    torch.stack([one.sum() for one in parameters]).sum().backward()
-                torch._foreach_copy_([one.grad for one in parameters], gradients)
+                    torch.stack([parameter.sum() for parameter in parameters]).sum().backward()
+                torch._foreach_copy_([parameter.grad for parameter in parameters], gradients)
                 optimizer.step()
 
 
@@ -75,25 +75,25 @@ def pushes_per_s(num_updates: int) -> float:
 
 
 def copy_bytes_per_s(num_bytes: int, seconds: float) -> float:
-    """Bytes read and written a second by two processes that copy at the same time."""
+    """Return the bytes a second read and written by two processes that copy at the same time."""
     with tempfile.TemporaryDirectory() as folder:
         gate = Path(folder) / "go"
         command = [sys.executable, __file__, "--copy", str(num_bytes), str(seconds), str(gate)]
-        twins = [
+        copiers = [
             subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
             for _ in range(2)
         ]
-        for twin in twins:
-            assert twin.stdout is not None
-            twin.stdout.readline()
-        for twin in twins:
-            assert twin.stdin is not None
-            twin.stdin.write("go\n")
-            twin.stdin.flush()
-        return sum(float(twin.communicate()[0]) for twin in twins)
+        for copier in copiers:
+            assert copier.stdout is not None
+            copier.stdout.readline()
+        for copier in copiers:
+            assert copier.stdin is not None
+            copier.stdin.write("go\n")
+            copier.stdin.flush()
+        return sum(float(copier.communicate()[0]) for copier in copiers)
 
 
-def be_copier(num_bytes: int, seconds: float) -> None:
+def run_copier(num_bytes: int, seconds: float) -> None:
     torch.set_num_threads(1)
     source, target = (torch.ones(num_bytes, dtype=torch.uint8) for _ in range(2))
     target.copy_(source)
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     note = machine()
-    size = 4 * sum(one.numel() for one in build_lenet("default").parameters())
+    size = 4 * sum(parameter.numel() for parameter in build_lenet("default").parameters())
     pushes, copies, shares = [], [], []
     for _ in range(1 if options.quick else options.runs):
         copies.append(copy_bytes_per_s(size, 0.5 if options.quick else 3.0))
@@ -123,7 +123,7 @@ def main() -> None:
     rows = [
         ["pushes a second", spread(pushes, 0), f">= {WANTED_PER_S:,}",
          "yes" if statistics.median(pushes) >= WANTED_PER_S else "no"],
-        ["copying, two processes, GB/s moved", spread([one / 1e9 for one in copies]), "", ""],
+        ["copying, two processes, GB/s moved", spread([rate / 1e9 for rate in copies]), "", ""],
         ["share of it that the pushes move", spread(shares), f">= {WANTED_SHARE}",
          "yes" if statistics.median(shares) >= WANTED_SHARE else "no"],
     ]  # fmt: skip
@@ -141,8 +141,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     if "--copy" in sys.argv:
-        be_copier(int(sys.argv[2]), float(sys.argv[3]))
+        run_copier(int(sys.argv[2]), float(sys.argv[3]))
     elif "--worker" in sys.argv and "WORLD_SIZE" in os.environ:
-        be_worker()
+        run_worker()
     else:
         main()

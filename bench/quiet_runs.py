@@ -1,4 +1,4 @@
-"""Whole runs for the benches: quiet, in a folder that goes away, read from their traces alone."""
+"""Whole runs for the benches: quiet, in a temporary folder, read from their traces alone."""
 
 import math
 import os
@@ -23,38 +23,38 @@ from paceline.trace import FILE_NAME, read_trace
 from paceline.trace.records import Handed, Ordered, Record
 from paceline.workloads.base import Splits, Task, loss_metrics
 
-# Workers do not look for modules in this folder: what a task needs from here travels with it.
+# Workers do not import modules from this folder: a task is pickled with what it needs from here.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def run(program: "Program | Task | str", **settings: Any) -> list[Record]:
-    """One run; the records of its trace."""
+    """Run a program once and return the records of its trace."""
     with tempfile.TemporaryDirectory() as folder:
         run_in(Path(folder), program, **settings)
         return records_of(Path(folder))
 
 
 def run_in(folder: Path, program: "Program | Task | str", **settings: Any) -> None:
-    """One run whose files lie in this folder.
+    """Run a program once, with its files in ``folder``.
 
     Args:
-        program: a task, also by its name, is trained by the standard loop.
+        program: a task, or the name of one, is trained by the standard loop.
     """
     if isinstance(program, Task | str):
         program = TaskProgram(task=program)
-    chosen = resolve({**settings, "run_dir": str(folder)}, env={}, is_call=True).settings
-    launch_run(program, chosen, QuietObserver())
+    run_settings = resolve({**settings, "run_dir": str(folder)}, env={}, is_call=True).settings
+    launch_run(program, run_settings, QuietObserver())
 
 
 def run_alone(folder: Path, program: "Program | Task | str", **settings: Any) -> Path:
-    """One run in a folder below this one, which is returned; again (at most twice) where others
-    (processes that were there before) used more than a tenth of a core meanwhile: foreign load is
-    not explained away."""
+    """Run in a folder below ``folder`` and return it; repeat (at most twice) if other processes
+    that existed before used more than a tenth of a core meanwhile: foreign load is not explained
+    away."""
     for attempt in range(3):
-        place = folder / f"attempt-{attempt}"
-        start_s, before = time.perf_counter(), _seconds_of_others()
-        run_in(place, program, **settings)
-        after = _seconds_of_others()
+        run_dir = folder / f"attempt-{attempt}"
+        start_s, before = time.perf_counter(), _other_cpu_seconds()
+        run_in(run_dir, program, **settings)
+        after = _other_cpu_seconds()
         used_s = sum(
             after.get(pid, 0.0) - seconds for pid, seconds in before.items() if pid in after
         )
@@ -62,70 +62,78 @@ def run_alone(folder: Path, program: "Program | Task | str", **settings: Any) ->
         if share <= 0.1:
             break
         print(f"    others used {share:.2f} cores", flush=True)
-    return place
+    return run_dir
 
 
 def records_of(folder: Path) -> list[Record]:
-    """The records of the trace of the run that lies there."""
+    """Read the records of the trace of the run in ``folder``."""
     return list(read_trace(folder / FILE_NAME))
 
 
-def _seconds_of_others() -> dict[int, float]:
-    """Seconds of cores that each process there is but this one has used, by its number."""
-    found = {}
+def _other_cpu_seconds() -> dict[int, float]:
+    """Return the CPU seconds of every process but this one, by PID."""
+    seconds_by_pid = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue  # it has ended
-        found[int(entry.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    found.pop(os.getpid(), None)
-    return found
+        seconds_by_pid[int(entry.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf(
+            "SC_CLK_TCK"
+        )
+    seconds_by_pid.pop(os.getpid(), None)
+    return seconds_by_pid
 
 
 def update_times_s(records: Sequence[Record]) -> list[float]:
-    """When each update was decided, in seconds since the run's start."""
-    return [one.t_s for one in records if isinstance(one, Ordered) and isinstance(one.order, Apply)]
+    """Return when each update was decided, in seconds since the start of the run."""
+    return [
+        record.t_s
+        for record in records
+        if isinstance(record, Ordered) and isinstance(record.order, Apply)
+    ]
 
 
 def update_gaps_s(records: Sequence[Record]) -> list[float]:
-    """Seconds between updates of one epoch: what lies between epochs, evaluations, is left out."""
+    """Return the seconds between updates within an epoch, which leaves out evaluations."""
     gaps_s, last_s = list[float](), math.nan
-    for one in records:
-        if isinstance(one, Ordered) and isinstance(one.order, EpochEnd):
+    for record in records:
+        if isinstance(record, Ordered) and isinstance(record.order, EpochEnd):
             last_s = math.nan
-        elif isinstance(one, Ordered) and isinstance(one.order, Apply):
+        elif isinstance(record, Ordered) and isinstance(record.order, Apply):
             if not math.isnan(last_s):
-                gaps_s.append(one.t_s - last_s)
-            last_s = one.t_s
+                gaps_s.append(record.t_s - last_s)
+            last_s = record.t_s
     return gaps_s
 
 
 def first_grant_s(records: Sequence[Record]) -> float:
-    """When the first worker was let go."""
+    """Return when the first worker was granted a step."""
     return next(
-        one.t_s for one in records if isinstance(one, Ordered) and isinstance(one.order, Grant)
+        record.t_s
+        for record in records
+        if isinstance(record, Ordered) and isinstance(record.order, Grant)
     )
 
 
 def num_pushes(records: Sequence[Record]) -> int:
-    return sum(isinstance(one, Handed) for one in records)
+    return sum(isinstance(record, Handed) for record in records)
 
 
 def staleness(records: Sequence[Record], skip_updates: int = 0) -> list[int]:
-    """Versions between pull and update of every push that was applied, after the first updates."""
-    found: list[int] = []
+    """Return the versions between pull and update of each applied push, after the first ones."""
+    lags: list[int] = []
     version = 0
-    for one in records:
-        if isinstance(one, Ordered) and isinstance(one.order, Apply):
+    for record in records:
+        if isinstance(record, Ordered) and isinstance(record.order, Apply):
             if version >= skip_updates:
-                found += [version - ticket.version for ticket in one.order.tickets]
+                lags += [version - ticket.version for ticket in record.order.tickets]
             version += 1
-    return found
+    return lags
 
 
 class Point(nn.Module):
-    """Four parameters: the least that can be trained."""
+    """A model of four parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,10 +144,10 @@ class Point(nn.Module):
 
 
 def point_task(num_samples: int) -> Task:
-    """A task that computes nearly nothing, so that a worker's time is what ``--delay`` says.
+    """Return a task that computes almost nothing: ``--delay`` determines a worker's time.
 
     Args:
-        num_samples: so many that no epoch ends while something is measured.
+        num_samples: enough that no epoch ends during a measurement.
     """
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:

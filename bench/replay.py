@@ -1,10 +1,10 @@
-"""Asynchronous runs made again from their traces: are they equal in every bit?
+"""Asynchronous runs replayed from their traces: are they equal in every bit?
 
     python bench/replay.py [--write] [--updates 1000]
 
-Each run is live, with real processes whose pushes arrive in an order of their own; it is then made
-again in one process from its folder alone. Equal means every decision, every loss and every bit of
-the model that was left. Writes results/replay.md.
+Each run is live, with real processes whose pushes arrive in any order; it is then replayed in one
+process from its folder alone. Equal means every decision, every loss and every bit of the final
+model. Writes results/replay.md.
 """
 
 import argparse
@@ -40,12 +40,12 @@ def measure(task: str, protocol: str, workers: int, batch_size: int, updates: in
         summary = launch_run(TaskProgram(task=task), settings, QuietObserver())
         assert isinstance(summary, Summary)
         start_s = time.perf_counter()
-        found = replay(Path(folder))
+        result = replay(Path(folder))
         replay_s = time.perf_counter() - start_s
     return [
-        task, protocol, str(workers), str(found.version), str(found.pushes),
+        task, protocol, str(workers), str(result.version), str(result.pushes),
         f"{summary.staleness_versions.mean:.2f}", f"{replay_s:.1f}",
-        "yes" if found.is_equal and found.is_model_equal else f"no: {found.difference}",
+        "yes" if result.is_equal and result.is_model_equal else f"no: {result.difference}",
     ]  # fmt: skip
 
 
@@ -55,8 +55,8 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=1000)
     options = parser.parse_args()
     rows = []
-    for one in RUNS:
-        rows.append(measure(*one, options.updates))
+    for case in RUNS:
+        rows.append(measure(*case, options.updates))
         print(" | ".join(rows[-1]), flush=True)
     header = [
         "task", "protocol", "workers", "updates", "pushes", "staleness, mean", "replay, s",

@@ -2,8 +2,8 @@
 
     python bench/resnet.py [--write] [--updates 40]
 
-One worker with batch 256 and lr 0.1, two workers with batch 512 and lr 0.2, on the CPU. It shows
-that both learn, and what an update takes. Writes results/resnet18.md.
+One worker with batch 256 and lr 0.1, two workers with batch 512 and lr 0.2, on the CPU. Shows that
+both learn, and the time of an update. Writes results/resnet18.md.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from paceline.trace import FILE_NAME, read_trace
 from paceline.trace.records import Handed
 from table import machine, write_table
 
-WAYS = ((1, 256, 0.1), (2, 512, 0.2))
+CASES = ((1, 256, 0.1), (2, 512, 0.2))
 EDGE = 5
-"""Pushes at the begin and at the end whose losses are averaged."""
+"""Pushes at the start and at the end whose losses are averaged."""
 
 
 def measure(workers: int, batch_size: int, lr: float, updates: int) -> list[str]:
@@ -34,9 +34,9 @@ def measure(workers: int, batch_size: int, lr: float, updates: int) -> list[str]
         summary = launch_run(TaskProgram(task="resnet18"), resolve(flags).settings, QuietObserver())
         records = list(read_trace(Path(folder) / "run" / FILE_NAME))
     assert isinstance(summary, Summary)
-    losses = [one.fact.loss for one in records if isinstance(one, Handed)]
-    edge = EDGE * workers
-    first, last = statistics.mean(losses[:edge]), statistics.mean(losses[-edge:])
+    losses = [record.fact.loss for record in records if isinstance(record, Handed)]
+    num_edge = EDGE * workers
+    first, last = statistics.mean(losses[:num_edge]), statistics.mean(losses[-num_edge:])
     return [
         str(workers), str(batch_size), f"{lr:g}", str(summary.updates),
         f"{summary.time_per_update_s:.2f}", f"{summary.samples_per_s:.1f}",
@@ -50,8 +50,8 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=40)
     options = parser.parse_args()
     rows = []
-    for way in WAYS:
-        rows.append(measure(*way, options.updates))
+    for case in CASES:
+        rows.append(measure(*case, options.updates))
         print(" | ".join(rows[-1]), flush=True)
     header = [
         "workers", "batch", "lr", "updates", "seconds an update", "images/s",

@@ -1,11 +1,11 @@
-"""Runs that are cut off at random points and go on: are they equal in every bit?
+"""Runs that are cut off at random points and resumed: are they equal in every bit?
 
     python bench/resume.py [--points 20] [--write]
 
 LeNet on 1,280 images of Fashion-MNIST, two workers, full-sync, batches of 64, two epochs (40
-updates); half of the points between peers, half through the store. Each point is a run of its own
-that stops after so many updates and is resumed by new processes. Equal means every loss of every
-push and every bit of the model, against a run that nobody cut off. Writes results/resume.md.
+updates); half of the points between peers, half through the store. Each point is a separate run
+that stops after that many updates and is resumed by new processes. Equal means every loss of every
+push and every bit of the model, against a run that was not cut off. Writes results/resume.md.
 """
 
 import argparse
@@ -34,7 +34,7 @@ NUM_IMAGES, BATCH, EPOCHS = 1_280, 64, 2
 UPDATES = EPOCHS * NUM_IMAGES // BATCH
 
 
-def small_lenet() -> Task:
+def make_small_lenet() -> Task:
     lenet = load_task("lenet", 2)
 
     def data() -> Splits:
@@ -45,16 +45,16 @@ def small_lenet() -> Task:
     return replace(lenet, data=data, batch_size=BATCH, epochs=EPOCHS)
 
 
-def go(task: Task, **flags: Any) -> None:
-    """A run, or with ``resume`` the rest of one."""
-    given = {"workers": 2, "device": "cpu", "threads": 1, **flags}
-    resolved = resolve(given, env={}, is_call=True)
+def train_task(task: Task, **flags: Any) -> None:
+    """Train a run, or with ``resume`` the rest of one."""
+    run_flags = {"workers": 2, "device": "cpu", "threads": 1, **flags}
+    resolved = resolve(run_flags, env={}, is_call=True)
     launcher.launch_run(TaskProgram(task=task), adopt(resolved), QuietObserver())
 
 
 def outcome(folder: Path) -> tuple[dict[tuple[int, ...], float], dict[str, torch.Tensor]]:
-    """The loss of each push, by its version and samples, and the model."""
-    facts = [one.fact for one in records_of(folder) if isinstance(one, Handed)]
+    """Return the loss of each push, by its version and samples, and the model."""
+    facts = [record.fact for record in records_of(folder) if isinstance(record, Handed)]
     by_version: dict[int, list[float]] = {}
     for fact in facts:
         by_version.setdefault(fact.ticket.version, []).append(fact.loss)
@@ -66,10 +66,10 @@ def outcome(folder: Path) -> tuple[dict[tuple[int, ...], float], dict[str, torch
     return losses, load_file(folder / "model.safetensors")
 
 
-def is_equal(one: Path, other: Path) -> bool:
-    (losses, model), (others, its) = outcome(one), outcome(other)
-    same = all(torch.equal(value, its[name]) for name, value in model.items())
-    return losses == others and model.keys() == its.keys() and same
+def is_equal(first: Path, second: Path) -> bool:
+    (losses, model), (other_losses, other_model) = outcome(first), outcome(second)
+    is_same_model = all(torch.equal(value, other_model[name]) for name, value in model.items())
+    return losses == other_losses and model.keys() == other_model.keys() and is_same_model
 
 
 def main() -> None:
@@ -77,18 +77,18 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=20)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    note, task, rng, rows = machine(), small_lenet(), random.Random(5), []
+    note, task, rng, rows = machine(), make_small_lenet(), random.Random(5), []
     for path in ("peers", "store"):
         with tempfile.TemporaryDirectory() as folder:
-            whole = Path(folder) / "whole"
-            go(task, run_dir=str(whole), path=path)
+            uncut = Path(folder) / "whole"
+            train_task(task, run_dir=str(uncut), path=path)
             cuts = sorted(rng.sample(range(1, UPDATES), options.points // 2))
             equal = []
             for cut in cuts:
-                place = Path(folder) / str(cut)
-                go(task, run_dir=str(place), path=path, updates=cut)
-                go(task, resume=str(place), updates=10 * UPDATES)
-                equal.append(is_equal(place, whole))
+                run_dir = Path(folder) / str(cut)
+                train_task(task, run_dir=str(run_dir), path=path, updates=cut)
+                train_task(task, resume=str(run_dir), updates=10 * UPDATES)
+                equal.append(is_equal(run_dir, uncut))
         rows.append([path, ", ".join(map(str, cuts)), f"{sum(equal)} of {len(cuts)}"])
         print(" | ".join(rows[-1]), flush=True)
     if options.write:

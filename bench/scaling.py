@@ -1,22 +1,22 @@
-"""What a second worker is worth, and what a hundred cost the store.
+"""The gain from a second worker, and the load of a hundred on the store.
 
     python bench/scaling.py [--blocks 9] [--quick] [--write]
 
 1. LeNet, mini-batch 256, full-sync: one worker with one thread on one core against two such, each
-   on a core of its own, and beside them the bound: plain processes that exchange nothing. They are
-   alive at once and take turns, block by block:
+   on a core of its own, and the bound: plain processes that exchange nothing. They are alive at
+   once and take turns, block by block:
 
        one, two                Paceline
-       again                   two workers once more: what this machine does to an equal figure
-       plain one, plain two    no exchange at all: what memory and clock leave of a second core
+       again                   two workers once more: how far equal figures differ on this machine
+       plain one, plain two    no exchange: what memory and clock leave of a second core
 
    efficiency = time of a step of one over that of two; the mini-batch of a worker is the same.
 2. The store's load: workers 2 to 100 (real processes) push a ready gradient of LeNet under async,
    with a step that costs nothing (bench/pushes.py). Nothing else uses the store's memory, so the
    time of its link for one push of each worker is the workers over the pushes a second. Its memory
    is the touched pages beyond the workers' own slots.
-3. Shards: the parameters of a run lie in one piece; what has shards is ``paceline.KVStore``. The
-   time for which each shard is held while every key is pushed once; the fullest shard counts.
+3. Shards: the parameters of a run are one piece; ``paceline.KVStore`` has shards. The time for
+   which each shard is held while every key is pushed once; the fullest shard counts.
 
 Writes results/scaling.md and results/scaling.svg.
 """
@@ -52,16 +52,16 @@ WANTED_OF_BOUND, WANTED_MEMORY, WANTED_SHARE = 0.95, 3.0, 0.2
 WORKERS, UPDATES = (2, 10, 30, 100), 4_000
 SHARDS = (1, 2, 3, 4)
 EQUAL_KEYS = {f"layer {number}": torch.ones(1 << 16) for number in range(24)}
-"""Of a model whose layers are alike: a multiple of each number of shards."""
+"""Keys of a model with equal layers; their number is a multiple of each number of shards."""
 
 
 # -- 1. a second worker ----------------------------------------------------------------------------
 
 
 def measure_worlds(blocks: int) -> dict[str, list[float]]:
-    """Milliseconds of a step, by world."""
+    """Return the milliseconds of a step, by world."""
     total = STEPS * (blocks + 1)
-    kinds = {
+    roles = {
         "one": ("pace", 1), "two": ("pace", 2), "again": ("pace", 2),
         "plain one": ("bound", 1), "plain two": ("bound", 2),
     }  # fmt: skip
@@ -70,7 +70,7 @@ def measure_worlds(blocks: int) -> dict[str, list[float]]:
             role, model="lenet", batch=MINI_BATCH * number, total=total, world=number,
             cores=tuple(range(number)),
         )
-        for name, (role, number) in kinds.items()
+        for name, (role, number) in roles.items()
     }  # fmt: skip
     times: dict[str, list[float]] = {name: [] for name in worlds}
     names = list(worlds)
@@ -89,9 +89,9 @@ def rows_of_worlds(times: Mapping[str, Sequence[float]]) -> list[list[str]]:
     def ratio(above: Sequence[float], below: Sequence[float]) -> list[float]:
         return [a / b for a, b in zip(above, below, strict=True)]
 
-    ours = ratio(times["one"], times["two"])
-    bound = ratio(times["plain one"], times["plain two"])
-    of_bound = interval(ratio(ours, bound))
+    efficiencies = ratio(times["one"], times["two"])
+    bound_efficiencies = ratio(times["plain one"], times["plain two"])
+    of_bound = interval(ratio(efficiencies, bound_efficiencies))
     is_reached = of_bound[0] >= WANTED_OF_BOUND
     return [
         ["step of one worker on one core, ms", spread(times["one"]), "", ""],
@@ -99,8 +99,8 @@ def rows_of_worlds(times: Mapping[str, Sequence[float]]) -> list[list[str]]:
         ["two once more : two (A/A)", spread(ratio(times["again"], times["two"]), 3), "", ""],
         ["step of one plain process, ms", spread(times["plain one"]), "", ""],
         ["step of two plain processes, no exchange, ms", spread(times["plain two"]), "", ""],
-        ["efficiency of two workers", spread(ours, 3), "", ""],
-        ["efficiency of two plain processes: the bound", spread(bound, 3), "", ""],
+        ["efficiency of two workers", spread(efficiencies, 3), "", ""],
+        ["efficiency of two plain processes: the bound", spread(bound_efficiencies, 3), "", ""],
         ["efficiency : bound [95 %]", f"{of_bound[0]:.3f} [{of_bound[1]:.3f}, {of_bound[2]:.3f}]",
          f">= {WANTED_OF_BOUND}", "yes" if is_reached else "no"],
     ]  # fmt: skip
@@ -110,7 +110,7 @@ def rows_of_worlds(times: Mapping[str, Sequence[float]]) -> list[list[str]]:
 
 
 class MeasuredLocalEngine(LocalEngine):
-    """The local engine; remembers how many pages of its store were touched."""
+    """The local engine; records how much memory of its store was touched."""
 
     used_bytes = 0
 
@@ -121,18 +121,18 @@ class MeasuredLocalEngine(LocalEngine):
 
 
 def measure_load(workers: int, updates: int) -> tuple[float, float]:
-    """Seconds of the link for one push of each worker; store memory over the parameters."""
+    """Return the link's seconds for one push of each worker, and store memory over parameters."""
     program = ScriptProgram(path=str(Path(pushes.__file__).resolve()), args=("--worker",))
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
+        run_dir = Path(folder) / "run"
         settings = RunSettings(
             workers=workers, protocol="async", path="store", threads=1, updates=updates,
-            checkpoint_every="never", run_dir=str(run),
+            checkpoint_every="never", run_dir=str(run_dir),
         )  # fmt: skip
         host = Host(make=lambda name, number: MeasuredLocalEngine(number))
         launch_run(program, settings, QuietObserver(), host)
-        times_s = update_times_s(records_of(run))
-    skipped = max(len(times_s) // 4, 2 * workers)  # who comes later has not begun yet
+        times_s = update_times_s(records_of(run_dir))
+    skipped = max(len(times_s) // 4, 2 * workers)  # until every worker has begun
     push_s = (times_s[-1] - times_s[skipped]) / (len(times_s) - 1 - skipped)
     layout = lay_out(build_lenet("default").named_parameters(), (), ())
     slots = arena_bytes(layout, workers) - arena_bytes(layout, 0)
@@ -140,9 +140,9 @@ def measure_load(workers: int, updates: int) -> tuple[float, float]:
     return workers * push_s, beyond / layout.parameters.num_bytes
 
 
-def rows_of_load(found: Mapping[int, Sequence[tuple[float, float]]]) -> list[list[str]]:
+def rows_of_load(load: Mapping[int, Sequence[tuple[float, float]]]) -> list[list[str]]:
     rows = []
-    for workers, runs in found.items():
+    for workers, runs in load.items():
         memory = max(ratio for _, ratio in runs)
         rows.append([
             str(workers), spread([1e6 * link_s / workers for link_s, _ in runs], 0),
@@ -156,48 +156,48 @@ def rows_of_load(found: Mapping[int, Sequence[tuple[float, float]]]) -> list[lis
 
 
 def shard_times_s(keys: Mapping[str, Tensor], num_shards: int, count: int) -> list[float]:
-    """For how long each shard is held while every key is pushed once."""
+    """Return how long each shard is held while every key is pushed once."""
     with KVStore(num_shards=num_shards) as store:
         store.init(dict(keys))
         entries = store._entries
         times_s = [0.0] * num_shards
         for name, value in keys.items():
-            took_s = []
+            durations_s = []
             for _ in range(count):
                 start_s = perf_counter()
                 store.push(name, value)
-                took_s.append(perf_counter() - start_s)
-            times_s[entries.find(name).record.shard] += statistics.median(took_s)
+                durations_s.append(perf_counter() - start_s)
+            times_s[entries.find(name).record.shard] += statistics.median(durations_s)
     return times_s
 
 
 def measure_shards(
     keys: Mapping[str, Tensor], rounds: int, count: int
 ) -> dict[int, list[list[float]]]:
-    found: dict[int, list[list[float]]] = {number: [] for number in SHARDS}
+    times: dict[int, list[list[float]]] = {number: [] for number in SHARDS}
     for turn in range(rounds):
         first = turn % len(SHARDS)
         for number in (*SHARDS[first:], *SHARDS[:first]):
-            found[number].append(shard_times_s(keys, number, count))
-    return found
+            times[number].append(shard_times_s(keys, number, count))
+    return times
 
 
-def divided(found: Mapping[int, Sequence[Sequence[float]]], number: int) -> list[float]:
-    """The fullest shard's time over its part of the time of one shard, by round; 1: ideal."""
+def division_ratios(times: Mapping[int, Sequence[Sequence[float]]], number: int) -> list[float]:
+    """Return the fullest shard's time over its part of one shard's time, by round; 1 is ideal."""
     return [
         number * max(times_s) / alone_s[0]
-        for times_s, alone_s in zip(found[number], found[1], strict=True)
+        for times_s, alone_s in zip(times[number], times[1], strict=True)
     ]
 
 
-def rows_of_shards(name: str, found: Mapping[int, Sequence[Sequence[float]]]) -> list[list[str]]:
+def rows_of_shards(name: str, times: Mapping[int, Sequence[Sequence[float]]]) -> list[list[str]]:
     rows = []
     for number in SHARDS:
-        most = statistics.median(divided(found, number))
-        is_reached = most <= 1 + WANTED_SHARE
+        median_ratio = statistics.median(division_ratios(times, number))
+        is_reached = median_ratio <= 1 + WANTED_SHARE
         rows.append([
-            name, str(number), spread([1e3 * max(times_s) for times_s in found[number]]),
-            spread(divided(found, number)), f"<= {1 + WANTED_SHARE:g}",
+            name, str(number), spread([1e3 * max(times_s) for times_s in times[number]]),
+            spread(division_ratios(times, number)), f"<= {1 + WANTED_SHARE:g}",
             "yes" if is_reached else "no",
         ])  # fmt: skip
     return rows
@@ -211,15 +211,15 @@ def draw(
     shards: Mapping[str, Mapping[int, Sequence[Sequence[float]]]],
 ) -> str:
     def points(values: Mapping[int, float]) -> tuple[Point, ...]:
-        return tuple(Point(t=float(one), value=value) for one, value in values.items())
+        return tuple(Point(t=float(x), value=value) for x, value in values.items())
 
     link = points({n: 1e3 * statistics.median(s for s, _ in runs) for n, runs in load.items()})
     memory = points({n: max(ratio for _, ratio in runs) for n, runs in load.items()})
     fullest = [
         Curve(name=name, points=(line := points(
-            {n: 1e3 * statistics.median(max(one) for one in found[n]) for n in SHARDS}
+            {n: 1e3 * statistics.median(max(times_s) for times_s in times[n]) for n in SHARDS}
         )), dots=line)
-        for name, found in shards.items()
+        for name, times in shards.items()
     ]  # fmt: skip
     alone_ms = fullest[0].points[0].value
     ideal = Curve(
@@ -250,16 +250,16 @@ def main() -> None:
     note, quick = machine(), options.quick
     second = rows_of_worlds(measure_worlds(2 if quick else options.blocks))
     _print(second)
-    load: dict[int, list[tuple[float, float]]] = {one: [] for one in WORKERS}
+    load: dict[int, list[tuple[float, float]]] = {workers: [] for workers in WORKERS}
     for _ in range(1 if quick else 3):
         for workers in WORKERS:
             load[workers].append(measure_load(workers, UPDATES // 4 if quick else UPDATES))
     _print(rows_of_load(load))
-    lenet = {name: one.detach() for name, one in build_lenet("default").named_parameters()}
+    lenet = {name: value.detach() for name, value in build_lenet("default").named_parameters()}
     subjects = {"24 equal keys": EQUAL_KEYS, "LeNet": lenet}
     rounds, count = (2, 20) if quick else (9, 200)
     shards = {name: measure_shards(keys, rounds, count) for name, keys in subjects.items()}
-    shard_rows = [row for name, found in shards.items() for row in rows_of_shards(name, found)]
+    shard_rows = [row for name, times in shards.items() for row in rows_of_shards(name, times)]
     _print(shard_rows)
     if options.write:
         _write(second, rows_of_load(load), shard_rows, note, draw(load, shards))

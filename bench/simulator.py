@@ -1,19 +1,19 @@
-"""How fast virtual time goes, and whether it is theory's.
+"""The speed of virtual time, and its agreement with theory.
 
     python bench/simulator.py [--quick] [--write] [--only speed|size|theory|training]
 
 speed      pushes a second of k-batch-async:100 with 1,000 exponential workers: with the
-           coordinator, its ledger and a trace, as a task in virtual time has them; counts alone, an
-           event after another; and counts alone on arrays, which plain conditions allow. Beside a
+           coordinator, its ledger and a trace, as a task in virtual time has them; counts alone,
+           event by event; and counts alone on arrays, which plain conditions allow. Against a
            bare loop that pops a heap of tuples, draws and pushes, and the same model in SimPy (a
-           process a worker that waits, and a server that gathers from a store); all in turn, in
-           one process
-size       10,000 workers, 1,000 updates of k-sync:9000: seconds and memory, in a process of its own
+           process for each worker, which waits, and a server that gathers from a store); all in
+           turn, in one process
+size       10,000 workers, 1,000 updates of k-sync:9000: seconds and memory, in its own process
 theory     every closed form, P in {1, 2, 8, 20, 100}, K in a grid, 20,000 updates (fewer
            where that is more than 120,000 steps): within three standard errors, and 1 % where the
            standard error is below 0.3 %
 training   softmax, P = 8, k-async:4 and full-sync, one gradient at a time and --batched:
-           gradients a second beside a plain loop that computes them and applies nothing
+           gradients a second against a plain loop that computes them and applies nothing
 
 Writes results/simulator.md.
 """
@@ -87,43 +87,43 @@ def main() -> None:
 
 def speed(is_quick: bool) -> Iterator[Row]:
     num_pushes = 50_000 if is_quick else 300_000
-    kinds: dict[str, Callable[[int], float]] = {
+    loops: dict[str, Callable[[int], float]] = {
         "traced": traced_s, "events": events_s, "arrays": arrays_s, "heap": bare_heap_s,
         "simpy": simpy_s,
     }  # fmt: skip
-    rates: dict[str, list[float]] = {name: [] for name in kinds}
+    rates: dict[str, list[float]] = {name: [] for name in loops}
     for _ in range(1 if is_quick else 5):
-        for name, run in kinds.items():
+        for name, measure_s in loops.items():
             count = num_pushes // 5 if name == "traced" else num_pushes
-            rates[name].append(count / run(count))
+            rates[name].append(count / measure_s(count))
     yield ["pushes a second, with ledger and trace", spread(rates["traced"], 0), "", ""]
     yield ["counts alone, an event after another", spread(rates["events"], 0), "", ""]
     yield ["counts alone, on arrays", spread(rates["arrays"], 0), "", ""]
     for peer, wanted in (("heap", WANTED_OF_HEAP), ("simpy", WANTED_OF_SIMPY)):
-        what = {"heap": "a bare heap loop, a second", "simpy": "the same model in SimPy"}[peer]
-        yield [what, spread(rates[peer], 0), "", ""]
+        title = {"heap": "a bare heap loop, a second", "simpy": "the same model in SimPy"}[peer]
+        yield [title, spread(rates[peer], 0), "", ""]
         for kind, target in (("traced", None), ("events", None), ("arrays", wanted)):
             ratios = [a / b for a, b in zip(rates[kind], rates[peer], strict=True)]
-            yield judged(f"{kind}, times it", ratios, target)
+            yield ratio_row(f"{kind}, times it", ratios, target)
 
 
-def judged(what: str, values: list[float], wanted: float | None) -> Row:
+def ratio_row(title: str, values: list[float], wanted: float | None) -> Row:
     if wanted is None:
-        return [what, spread(values), "", ""]
+        return [title, spread(values), "", ""]
     is_reached = statistics.median(values) >= wanted
-    return [what, spread(values), f">= {wanted:g}", "yes" if is_reached else "no"]
+    return [title, spread(values), f">= {wanted:g}", "yes" if is_reached else "no"]
 
 
 def bare_heap_s(num_pushes: int) -> float:
-    """What no simulation with a heap of tuples can be faster than, but for tricks with the heap."""
+    """Time the least that a simulation with a heap of tuples must do, short of heap tricks."""
     rng = random.Random(0)
     heap = [(rng.expovariate(1.0), number, number) for number in range(WORKERS)]
     heapq.heapify(heap)
     number, start_s = WORKERS, time.perf_counter()
     for _ in range(num_pushes):
-        at_s, _, worker = heapq.heappop(heap)
+        now_s, _, worker = heapq.heappop(heap)
         number += 1
-        heapq.heappush(heap, (at_s + rng.expovariate(1.0), number, worker))
+        heapq.heappush(heap, (now_s + rng.expovariate(1.0), number, worker))
     return time.perf_counter() - start_s
 
 
@@ -138,7 +138,7 @@ def events_s(num_pushes: int) -> float:
 
 
 def _timed_s(run: Callable[[int], object], num_pushes: int) -> float:
-    """After the first update."""
+    """Time pushes after the first update."""
     run(1)
     start_s = time.perf_counter()
     run(1 + num_pushes // K)
@@ -156,24 +156,24 @@ def traced_s(num_pushes: int) -> float:
 
 
 def simpy_s(num_pushes: int) -> float:
-    """Workers as processes, a server as one, a store between them: as SimPy's own examples do."""
+    """Time workers and a server as processes with a store between them, as in SimPy's examples."""
     import simpy
 
     env, rng = simpy.Environment(), random.Random(0)
-    version, arrived = [0], simpy.Store(env)
+    version, pushes = [0], simpy.Store(env)
     staleness: dict[int, int] = {}
 
     def worker(number: int) -> Generator[Any, Any, None]:
         while True:
-            begun_at = version[0]
+            begin_version = version[0]
             yield env.timeout(rng.expovariate(1.0))
-            yield arrived.put((number, begun_at))
+            yield pushes.put((number, begin_version))
 
     def server() -> Generator[Any, Any, None]:
         for _ in range(num_pushes // K):
             for _ in range(K):
-                _, begun_at = yield arrived.get()
-                lag = version[0] - begun_at
+                _, begin_version = yield pushes.get()
+                lag = version[0] - begin_version
                 staleness[lag] = staleness.get(lag, 0) + 1
             version[0] += 1
 
@@ -190,11 +190,11 @@ def simpy_s(num_pushes: int) -> float:
 def size(is_quick: bool) -> Iterator[Row]:
     num_updates = 50 if is_quick else 1_000
     command = [sys.executable, __file__, "--measure-size", str(num_updates)]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    seconds, megabytes = float(out[0]), float(out[1])
-    what = f"10,000 workers, {num_updates:,} updates of k-sync:9000"
-    yield [f"{what}, seconds", f"{seconds:.1f}", "<= 60", "yes" if seconds <= 60 else "no"]
-    yield [f"{what}, MB", f"{megabytes:.0f}", "<= 1000", "yes" if megabytes <= 1000 else "no"]
+    fields = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    seconds, megabytes = float(fields[0]), float(fields[1])
+    title = f"10,000 workers, {num_updates:,} updates of k-sync:9000"
+    yield [f"{title}, seconds", f"{seconds:.1f}", "<= 60", "yes" if seconds <= 60 else "no"]
+    yield [f"{title}, MB", f"{megabytes:.0f}", "<= 1000", "yes" if megabytes <= 1000 else "no"]
 
 
 def measure_size(num_updates: int) -> None:
@@ -210,18 +210,18 @@ def measure_size(num_updates: int) -> None:
 
 def theory(is_quick: bool) -> Iterator[Row]:
     for name in ("full-sync", "k-sync", "k-batch-sync", *ASYNCHRONOUS):
-        worst, num_held, num_cases, furthest = "", 0, 0, 0.0
+        worst_case, num_right, num_cases, most_errors = "", 0, 0, 0.0
         for case in cases(name, is_quick):
-            off, num_errors, is_held = compare(*case, is_quick)
+            deviation, num_errors, is_right = compare(*case, is_quick)
             num_cases += 1
-            num_held += is_held
-            if num_errors > furthest:
-                furthest, worst = (
+            num_right += is_right
+            if num_errors > most_errors:
+                most_errors, worst_case = (
                     num_errors,
-                    f"{case[0]}, P {case[1]}, {case[2]}: {100 * off:+.2f} %",
+                    f"{case[0]}, P {case[1]}, {case[2]}: {100 * deviation:+.2f} %",
                 )
-        measured = f"{num_held} of {num_cases}; furthest {furthest:.1f} s.e. ({worst})"
-        yield [name, measured, "all", "yes" if num_held == num_cases else "no"]
+        measured = f"{num_right} of {num_cases}; furthest {most_errors:.1f} s.e. ({worst_case})"
+        yield [name, measured, "all", "yes" if num_right == num_cases else "no"]
 
 
 def cases(name: str, is_quick: bool) -> Iterator[tuple[str, int, str]]:
@@ -236,24 +236,25 @@ def cases(name: str, is_quick: bool) -> Iterator[tuple[str, int, str]]:
 
 
 def compare(text: str, num_workers: int, delay: str, is_quick: bool) -> tuple[float, float, bool]:
-    """How far a run is off theory, in shares and in standard errors, and whether that holds."""
+    """Return a run's deviation from theory, relative and in standard errors, and whether it is
+    within the limits."""
     protocol = parse(text, num_workers)
     conditions = Conditions(delays=(parse_delay(delay),) * num_workers, seed=1)
     expected_s, _ = expected_update_s(protocol, conditions)
     assert expected_s is not None
     num_updates = 1_000 if is_quick else 20_000
-    most = _MOST_STEPS // max(num_workers, protocol.num_pushes)
-    num_updates = max(1_000, min(num_updates, most))
+    limit = _MOST_STEPS // max(num_workers, protocol.num_pushes)
+    num_updates = max(1_000, min(num_updates, limit))
     counts = TimingRun(protocol, conditions).run(num_updates)
     error_s = counts.error_update_s()
-    off_s = counts.mean_update_s() - expected_s
-    # An asynchronous run begins with all workers fresh: at most one step is missing in the end.
+    deviation_s = counts.mean_update_s() - expected_s
+    # An asynchronous run begins with all workers fresh: at most one step is missing at the end.
     start_s = conditions.mean_step_s(0) / num_updates if protocol.name in ASYNCHRONOUS else 0.0
-    left_s = max(0.0, abs(off_s) - start_s)
-    is_held = left_s <= 3 * error_s + 1e-12
+    remainder_s = max(0.0, abs(deviation_s) - start_s)
+    is_right = remainder_s <= 3 * error_s + 1e-12
     if error_s < 0.003 * expected_s:
-        is_held = is_held and left_s <= 0.01 * expected_s
-    return off_s / expected_s, left_s / error_s if error_s else 0.0, is_held
+        is_right = is_right and remainder_s <= 0.01 * expected_s
+    return deviation_s / expected_s, remainder_s / error_s if error_s else 0.0, is_right
 
 
 # -- training ----------------------------------------------------------------------------------
@@ -264,20 +265,20 @@ def training(is_quick: bool) -> Iterator[Row]:
     for text in ("k-async:4", "full-sync"):
         shares: dict[bool, list[float]] = {False: [], True: []}
         rates: dict[bool, list[float]] = {False: [], True: []}
-        runs = {is_batched: trainer(text, is_batched) for is_batched in (False, True)}
+        runs = {is_batched: start_training(text, is_batched) for is_batched in (False, True)}
         for _ in range(2 if is_quick else 7):
             for is_batched, run in runs.items():
                 rate = trained_per_s(run, num_gradients)
                 rates[is_batched].append(rate)
                 shares[is_batched].append(rate / plain_per_s(num_gradients))
         for is_batched, wanted in ((False, WANTED_TRAINING), (True, WANTED_BATCHED)):
-            what = f"softmax, 8 workers, {text}{', --batched' if is_batched else ''}"
-            yield [f"{what}, gradients a second", spread(rates[is_batched], 0), "", ""]
-            yield judged(f"{what}, share of a plain loop", shares[is_batched], wanted)
+            title = f"softmax, 8 workers, {text}{', --batched' if is_batched else ''}"
+            yield [f"{title}, gradients a second", spread(rates[is_batched], 0), "", ""]
+            yield ratio_row(f"{title}, share of a plain loop", shares[is_batched], wanted)
 
 
-def trainer(text: str, is_batched: bool) -> SimulatedRun:
-    """A run on mini-batches of 64 that has begun: what is traced once is traced."""
+def start_training(text: str, is_batched: bool) -> SimulatedRun:
+    """Return a run on mini-batches of 64, past the start, where tracing happens once."""
     protocol, task = parse(text, 8), load_task("softmax")
     batch_size = MINI_BATCH * protocol.num_pushes
     work = TrainingWork(task, protocol, batch_size=batch_size, is_batched=is_batched)
@@ -296,7 +297,7 @@ def trained_per_s(run: SimulatedRun, num_gradients: int) -> float:
 
 
 def plain_per_s(num_gradients: int) -> float:
-    """Mini-batches of the same size, forward, backward: nothing is applied."""
+    """Time forward and backward on mini-batches of the same size, without updates."""
     task = load_task("softmax")
     model = task.model()
     loader = make_loader(task.data().train, task.batch_size, is_shuffled=True)

@@ -1,17 +1,17 @@
-"""Splits of a model beside what was predicted of them: steps, memory, and what they come to.
+"""Splits of a model compared with their predictions: steps, memory, and their results.
 
     python bench/splits.py [--rounds 2] [--only steps | memory | equal | large | torch] [--write]
 
-    steps    every split of four models on 2 and 3 processes, live beside the table
-    memory   100 million parameters on 2 processes: the most a worker held, beside the table
+    steps    every split of four models on 2 and 3 processes, live against the table
+    memory   100 million parameters on 2 processes: the peak of a worker, against the table
     large    510 million: what `plan --memory` advises where one copy does not fit, run for a few
-             steps; the most that any process of it held from its begin to its end
-    equal    20 steps of one model split in each way, beside one device (alike.py)
-    torch    two stages beside torch's own pipelining with the even cut (pipelines.py)
+             steps; the peak of any of its processes from start to end
+    equal    20 steps of one model under each split, against one device (alike.py)
+    torch    two stages against torch's own pipelining with the even cut (pipelines.py)
 
 Steps and memory are `paceline bench splits`; equality is in float64 with momentum, weight decay and
 tied weights, and as a loss curve in float32. Writes results/splits.md and a picture for each model;
-ends with 1 where a run did not end, or came to something else.
+exits with 1 if a run did not end or gave another result.
 """
 
 import argparse
@@ -32,7 +32,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from alike import equal, equal_tasks
+from alike import compare_script, compare_task
 from paceline import Splits, Task
 from paceline.bench.splits import LiveSplitsQuestion, measure_splits
 from paceline.plan import format_bytes
@@ -41,7 +41,7 @@ from paceline.report.text import three_figures
 from paceline.workloads import load_task
 from paceline.workloads.base import loss_metrics
 from paceline.workloads.transformer import Transformer
-from pipelines import ours_s, theirs_s
+from pipelines import paceline_step_s, torch_step_s
 from table import RESULTS, machine, say, write_table
 
 HERE = Path(__file__).stem
@@ -50,19 +50,19 @@ MODELS: dict[str, tuple[str, int | None]] = {
     "ResNet-18, batches of 16": ("resnet18", 16),
     "a 6-layer transformer": (f"{HERE}:transformer6", None),
 }  # fmt: skip
-"""Tasks, and the samples of an update where they are not the task's."""
+"""Tasks, and the samples of an update where they differ from the task's."""
 UPDATES = 9
-"""Of a run, of which each worker's first three are not counted."""
+"""Updates of a run; the first three of each worker are not counted."""
 Figures = tuple[float | None, float | None, str]
-"""Measured, predicted, and why one is missing."""
+"""Measured, predicted, and why one of them is missing."""
 Form = Callable[[float], str]
 HEADER = ("what", "workers", "split", "measured", "predicted", "predicted / measured")
 LIMIT = 5 << 30
-"""Bytes of a worker: 510 million parameters with gradients and momentum take 6.1 GB."""
+"""Bytes allowed for a worker; 510 million parameters with gradients and momentum take 6.1 GB."""
 
 
-def made_task(name: str, layers: int, width: int, batch: int) -> Task:
-    """Equal linear layers: a model for its bytes."""
+def make_task(name: str, layers: int, width: int, batch: int) -> Task:
+    """Return a task of equal linear layers, sized by its bytes."""
 
     def model() -> nn.Module:
         return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
@@ -77,7 +77,7 @@ def made_task(name: str, layers: int, width: int, batch: int) -> Task:
     return Task(
         name=name, model=model, loss=loss, data=data, learning_rate=0.01, batch_size=batch,
         epochs=1, metrics=loss_metrics(loss),
-        optimizer=lambda held, rate: torch.optim.SGD(held, lr=rate, momentum=0.9),
+        optimizer=lambda parameters, rate: torch.optim.SGD(parameters, lr=rate, momentum=0.9),
     )  # fmt: skip
 
 
@@ -86,17 +86,17 @@ def transformer6() -> Task:
 
 
 def million100() -> Task:
-    return made_task("100 million", layers=16, width=2500, batch=8)
+    return make_task("100 million", layers=16, width=2500, batch=8)
 
 
 def million510() -> Task:
-    return made_task("510 million", layers=10, width=7141, batch=8)
+    return make_task("510 million", layers=10, width=7141, batch=8)
 
 
 # -- live beside predicted -------------------------------------------------------------------------
 
 
-def live(task: str, workers: int, rounds: int, batch_size: int | None = None) -> LiveSplits:
+def measure_live(task: str, workers: int, rounds: int, batch_size: int | None = None) -> LiveSplits:
     return measure_splits(
         LiveSplitsQuestion(
             task=task, workers=workers, rounds=rounds, updates=UPDATES, batch_size=batch_size
@@ -105,85 +105,92 @@ def live(task: str, workers: int, rounds: int, batch_size: int | None = None) ->
     )
 
 
-def steps(rounds: int, folder: Path | None) -> Iterator[list[str]]:
+def step_rows(rounds: int, folder: Path | None) -> Iterator[list[str]]:
     for name, (task, batch_size) in MODELS.items():
         for workers in (2, 3):
-            found = live(task, workers, rounds, batch_size)
+            results = measure_live(task, workers, rounds, batch_size)
             if folder is not None and workers == 2:
                 picture = folder / f"splits-{task.rpartition(':')[2]}.svg"
-                picture.write_text(draw_live_splits(found))
-            for one in found.rows:
-                figures = one.step_s, one.predicted_step_s, one.why
-                yield row(f"a step, {name}", workers, one.split, figures, three_figures)
+                picture.write_text(draw_live_splits(results))
+            for result in results.rows:
+                figures = result.step_s, result.predicted_step_s, result.why
+                yield make_row(f"a step, {name}", workers, result.split, figures, three_figures)
 
 
-def memory() -> Iterator[list[str]]:
-    for one in live(f"{HERE}:million100", 2, 1).rows:
-        figures = one.memory_bytes, one.predicted_memory_bytes, one.why
-        yield row("memory, 100 million parameters", 2, one.split, figures, in_bytes)
+def memory_rows() -> Iterator[list[str]]:
+    for result in measure_live(f"{HERE}:million100", 2, 1).rows:
+        figures = result.memory_bytes, result.predicted_memory_bytes, result.why
+        yield make_row("memory, 100 million parameters", 2, result.split, figures, format_memory)
 
 
-def beside_torch(rounds: int) -> Iterator[list[str]]:
-    """Seconds of ours, of torch's, and how many times as fast ours is; in turn."""
-    for name, least in (("uneven", 1.15), ("even", 0.98)):
-        ours, theirs = [], []
+def torch_rows(rounds: int) -> Iterator[list[str]]:
+    """Compare seconds of Paceline and of torch, run in turn, and their ratio."""
+    for name, wanted in (("uneven", 1.15), ("even", 0.98)):
+        paceline_s, torch_s = [], []
         for number in range(rounds):
             say(f"beside torch, {name}, round {number + 1} of {rounds}")
-            ours.append(ours_s(name))
-            theirs.append(theirs_s(name))
-        pairs = [b / a for a, b in zip(ours, theirs, strict=True)]
-        said = f"{statistics.median(pairs):.3f} ({min(pairs):.3f} to {max(pairs):.3f}), >= {least}"
-        middle = [three_figures(statistics.median(one)) for one in (ours, theirs)]
-        what = f"a step, {load_task(f'pipelines:{name}', 2).name}; torch's own, even; times as fast"
-        yield [what, "2", "network", *middle, said]
+            paceline_s.append(paceline_step_s(name))
+            torch_s.append(torch_step_s(name))
+        ratios = [b / a for a, b in zip(paceline_s, torch_s, strict=True)]
+        ratio = (
+            f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), >= {wanted}"
+        )
+        medians = [three_figures(statistics.median(times_s)) for times_s in (paceline_s, torch_s)]
+        title = (
+            f"a step, {load_task(f'pipelines:{name}', 2).name}; torch's own, even; times as fast"
+        )
+        yield [title, "2", "network", *medians, ratio]
 
 
-def in_bytes(value: float) -> str:
+def format_memory(value: float) -> str:
     return format_bytes(round(value))
 
 
-def row(what: str, workers: int, split: str, figures: Figures, form: Form) -> list[str]:
+def make_row(
+    title: str, workers: int, split: str, figures: Figures, format_value: Form
+) -> list[str]:
     measured, predicted, why = figures
     ratio = f"{predicted / measured:.2f}" if measured and predicted else ""
-    said = [why if one is None else form(one) for one in (measured, predicted)]
-    return [what, str(workers), split, *said, ratio]
+    cells = [why if figure is None else format_value(figure) for figure in (measured, predicted)]
+    return [title, str(workers), split, *cells, ratio]
 
 
 # -- a model of which one copy does not fit --------------------------------------------------------
 
 
-def large() -> list[str]:
-    """What is advised for 510 million parameters and 5 GiB a worker, run for six updates."""
+def large_row() -> list[str]:
+    """Run the advised split for 510 million parameters and 5 GiB a worker, for six updates."""
     task = f"{HERE}:million510"
-    asked = ["plan", task, "-n", "2", "--memory", f"{LIMIT >> 20}MiB", "--json"]
-    command = [sys.executable, "-m", "paceline"]  # of its own: a plan takes gigabytes, too
-    report = json.loads(subprocess.run([*command, *asked], stdout=PIPE, check=True).stdout)
+    plan = ["plan", task, "-n", "2", "--memory", f"{LIMIT >> 20}MiB", "--json"]
+    # In a process of its own: a plan takes gigabytes, too.
+    command = [sys.executable, "-m", "paceline"]
+    report = json.loads(subprocess.run([*command, *plan], stdout=PIPE, check=True).stdout)
     advised = report["advised"]
     say(f"advised: {advised}, {report['reason']}; {'; '.join(report['notes'])}")
-    words = ["train", task, "--workers", "2", "--split", advised.replace("shard-", "shard:"),
+    train = ["train", task, "--workers", "2", "--split", advised.replace("shard-", "shard:"),
              "--updates", "6", "--epochs", "6", "--checkpoint-every", "3 updates"]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         run = subprocess.Popen(
-            [*command, *words, "--run-dir", f"{folder}/run"], stdout=subprocess.DEVNULL
+            [*command, *train, "--run-dir", f"{folder}/run"], stdout=subprocess.DEVNULL
         )
-        most = 0
+        peak = 0
         while run.poll() is None:
-            most = max([most, *map(peak_bytes, psutil.Process(run.pid).children(recursive=True))])
+            peak = max([peak, *map(peak_bytes, psutil.Process(run.pid).children(recursive=True))])
             with contextlib.suppress(subprocess.TimeoutExpired):
                 run.wait(0.2)
-    if run.returncode or most > LIMIT:
-        sys.exit(f"{advised}: exit code {run.returncode}, {format_bytes(most)}")
-    allowed = f"most of a process, 510 million parameters, {format_bytes(LIMIT)} allowed"
-    return row(allowed, 2, advised, (most, None, "advised"), in_bytes)
+    if run.returncode or peak > LIMIT:
+        sys.exit(f"{advised}: exit code {run.returncode}, {format_bytes(peak)}")
+    title = f"most of a process, 510 million parameters, {format_bytes(LIMIT)} allowed"
+    return make_row(title, 2, advised, (peak, None, "advised"), format_memory)
 
 
 def peak_bytes(process: psutil.Process) -> int:
-    """The most that it has held (proc(5), ``VmHWM``); 0: it has ended."""
+    """Return the peak resident memory of a process (proc(5), ``VmHWM``); 0 if it has ended."""
     try:
         rows = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(one.split()[1]) << 10 for one in rows if one.startswith("VmHWM")), 0)
+    return next((int(row.split()[1]) << 10 for row in rows if row.startswith("VmHWM")), 0)
 
 
 def main() -> None:
@@ -191,29 +198,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", choices=("steps", "memory", "equal", "large", "torch"))
     parser.add_argument("--write", action="store_true")
-    asked = parser.parse_args()
-    where = machine()
+    options = parser.parse_args()
+    machine_note = machine()
     path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     rows: list[list[str]] = []
-    if asked.only in (None, "large"):
-        rows.append(large())
-    if asked.only in (None, "steps"):
-        rows += steps(asked.rounds, RESULTS if asked.write else None)
-    if asked.only in (None, "memory"):
-        rows += memory()
-    if asked.only in (None, "equal"):
-        rows += equal()
-        rows += equal_tasks()
-    if asked.only in (None, "torch"):
-        rows += beside_torch(asked.rounds)
-    for one in rows:
-        print(" | ".join(one))
-    if asked.write:
+    if options.only in (None, "large"):
+        rows.append(large_row())
+    if options.only in (None, "steps"):
+        rows += step_rows(options.rounds, RESULTS if options.write else None)
+    if options.only in (None, "memory"):
+        rows += memory_rows()
+    if options.only in (None, "equal"):
+        rows += compare_script()
+        rows += compare_task()
+    if options.only in (None, "torch"):
+        rows += torch_rows(options.rounds)
+    for cells in rows:
+        print(" | ".join(cells))
+    if options.write:
         note = (
-            f"Steps: medians over {asked.rounds} runs of {UPDATES} updates, from a push to its "
+            f"Steps: medians over {options.rounds} runs of {UPDATES} updates, from a push to its "
             "worker's next; memory: what a process held in its steps beyond what it held before "
-            f"its model. {where}"
+            f"its model. {machine_note}"
         )
         write_table("splits", "Splits, beside what was predicted of them", HEADER, rows, note)
 

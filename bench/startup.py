@@ -1,10 +1,10 @@
-"""How fast things begin: the help, the import, and four workers' first step.
+"""Start-up time: the help, the import, and the first step of four workers.
 
     python bench/startup.py [--quick] [--write]
 
 `paceline --help` (median of 15), `import paceline` (which must not import torch), and the time
-from `paceline launch --workers 4 SCRIPT` to the moment when the last of the four workers holds its
-first batch, less one `python -c "import torch"` of the same round. Writes results/startup.md.
+from `paceline launch --workers 4 SCRIPT` until the last of the four workers has its first batch,
+less one `python -c "import torch"` of the same round. Writes results/startup.md.
 """
 
 import argparse
@@ -22,8 +22,8 @@ WORKERS = 4
 WANTED_HELP_S, WANTED_START_S = 0.2, 1.0
 
 
-def be_worker(folder: Path) -> None:
-    """The loop of the README up to the first batch; the clock is the machine's."""
+def run_worker(folder: Path) -> None:
+    """Run the README's loop and record the time of the first batch, by the machine's clock."""
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -53,7 +53,7 @@ def command_s(*arguments: str) -> float:
 
 
 def first_step_s() -> float:
-    """Seconds from the launch to the last worker's first batch."""
+    """Return the seconds from the launch to the last worker's first batch."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         subprocess.run(
@@ -61,8 +61,8 @@ def first_step_s() -> float:
              f"{folder}/run", __file__, "--worker", folder],
             check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
-        first = [float((Path(folder) / str(seat)).read_text()) for seat in range(WORKERS)]
-    return max(first) - start
+        times_s = [float((Path(folder) / str(seat)).read_text()) for seat in range(WORKERS)]
+    return max(times_s) - start
 
 
 def imports_torch() -> bool:
@@ -77,25 +77,26 @@ def main() -> None:
     options = parser.parse_args()
     note = machine()
     num_short, num_long = (3, 1) if options.quick else (15, 7)
-    helps, empty = [], []
+    help_s, empty_s = [], []
     for _ in range(num_short):
-        empty.append(command_s("-c", "pass"))
-        helps.append(command_s("-m", "paceline", "--help"))
-    first_step_s()  # once unmeasured: files come from the disk
-    torches, starts = [], []
+        empty_s.append(command_s("-c", "pass"))
+        help_s.append(command_s("-m", "paceline", "--help"))
+    first_step_s()  # unmeasured: the files are read from the disk
+    import_s, start_s = [], []
     for _ in range(num_long):
-        torches.append(command_s("-c", "import torch"))
-        starts.append(first_step_s())
-    beyond = [a - b for a, b in zip(starts, torches, strict=True)]
+        import_s.append(command_s("-c", "import torch"))
+        start_s.append(first_step_s())
+    own_s = [a - b for a, b in zip(start_s, import_s, strict=True)]
     rows = [
-        ["paceline --help, s", spread(helps, 3), f"< {WANTED_HELP_S}", _said(helps, WANTED_HELP_S)],
-        ["python that does nothing, s", spread(empty, 3), "", ""],
+        ["paceline --help, s", spread(help_s, 3), f"< {WANTED_HELP_S}",
+         _verdict(help_s, WANTED_HELP_S)],
+        ["python that does nothing, s", spread(empty_s, 3), "", ""],
         ["import paceline imports torch", "yes" if imports_torch() else "no", "no",
          "no" if imports_torch() else "yes"],
-        [f"launch to the last of {WORKERS} first steps, s", spread(starts), "", ""],
-        ["python -c 'import torch', s", spread(torches), "", ""],
-        ["the first less the second, s", spread(beyond), f"< {WANTED_START_S:g}",
-         _said(beyond, WANTED_START_S)],
+        [f"launch to the last of {WORKERS} first steps, s", spread(start_s), "", ""],
+        ["python -c 'import torch', s", spread(import_s), "", ""],
+        ["the first less the second, s", spread(own_s), f"< {WANTED_START_S:g}",
+         _verdict(own_s, WANTED_START_S)],
     ]  # fmt: skip
     for row in rows:
         print(" | ".join(row), flush=True)
@@ -104,12 +105,12 @@ def main() -> None:
         write_table("startup", "Beginnings", ["what", "measured", "wanted", "reached"], rows, note)
 
 
-def _said(values: list[float], wanted_s: float) -> str:
+def _verdict(values: list[float], wanted_s: float) -> str:
     return "yes" if statistics.median(values) < wanted_s else "no"
 
 
 if __name__ == "__main__":
     if "--worker" in sys.argv and "WORLD_SIZE" in os.environ:
-        be_worker(Path(sys.argv[-1]))
+        run_worker(Path(sys.argv[-1]))
     else:
         main()

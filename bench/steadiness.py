@@ -1,10 +1,10 @@
-"""How steady this machine is: the same LeNet step on every core at once, second by second.
+"""The steadiness of this machine: the same LeNet step on every core at once, second by second.
 
     python bench/steadiness.py [--seconds 60] [--write]
 
-One process a core, pinned to it, with one thread and nothing shared, makes training steps of 64
-images. What varies is the machine's, and no prediction of a live run of five seconds from one of
-five seconds before it, as bench/prediction.py makes them, can be nearer than that. Writes
+One process a core, pinned to it, with one thread and nothing shared, runs training steps of 64
+images. All variation comes from the machine, and bounds the accuracy of any prediction of a live
+run of five seconds from the five seconds before it, as in bench/prediction.py. Writes
 results/steadiness.md.
 """
 
@@ -30,18 +30,20 @@ def main() -> None:
     note, cores = machine(), sorted(os.sched_getaffinity(0))
     with multiprocessing.get_context("spawn").Pool(len(cores)) as pool:
         jobs = [pool.apply_async(step_times_ms, (core, options.seconds)) for core in cores]
-        times_ms = [one.get() for one in jobs]
+        times_ms = [job.get() for job in jobs]
     rows = [
-        [f"core {core}, ms a step in each second", spread(row), spread(windows(row))]
+        [f"core {core}, ms a step in each second", spread(row), spread(window_means(row))]
         for core, row in zip(cores, times_ms, strict=True)
     ]
     slowest = [max(column) for column in zip(*times_ms, strict=False)]
-    rows.append(["the slower core of each second", spread(slowest), spread(windows(slowest))])
-    uneven = [max(column) / min(column) for column in zip(*times_ms, strict=False)]
-    rows.append(["slower to faster core", spread(uneven), spread(windows(uneven))])
-    after = [b / a - 1 for a, b in zip(windows(slowest), windows(slowest)[1:], strict=False)]
+    rows.append(["the slower core of each second", spread(slowest), spread(window_means(slowest))])
+    core_ratios = [max(column) / min(column) for column in zip(*times_ms, strict=False)]
+    rows.append(["slower to faster core", spread(core_ratios), spread(window_means(core_ratios))])
+    changes = [
+        b / a - 1 for a, b in zip(window_means(slowest), window_means(slowest)[1:], strict=False)
+    ]
     rows.append([f"one window of {WINDOW_S} s from the one before, %", "",
-                 spread([100 * one for one in after], 0)])  # fmt: skip
+                 spread([100 * change for change in changes], 0)])  # fmt: skip
     for row in rows:
         print(" | ".join(row), flush=True)
     if options.write:
@@ -50,7 +52,7 @@ def main() -> None:
                     f"Median (least to most). {note}")  # fmt: skip
 
 
-def windows(values: list[float]) -> list[float]:
+def window_means(values: list[float]) -> list[float]:
     return [
         statistics.fmean(values[start : start + WINDOW_S])
         for start in range(0, len(values) - WINDOW_S + 1, WINDOW_S)
@@ -58,7 +60,7 @@ def windows(values: list[float]) -> list[float]:
 
 
 def step_times_ms(core: int, seconds: int) -> list[float]:
-    """Mean milliseconds a step, of each second."""
+    """Return the mean milliseconds of a step, for each second."""
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
     task = load_task("lenet")
@@ -73,14 +75,14 @@ def step_times_ms(core: int, seconds: int) -> list[float]:
 
     for _ in range(20):
         step()
-    found = []
+    means_ms = []
     for _ in range(seconds):
         start_s, num_steps = time.perf_counter(), 0
-        while (taken_s := time.perf_counter() - start_s) < 1.0:
+        while (elapsed_s := time.perf_counter() - start_s) < 1.0:
             step()
             num_steps += 1
-        found.append(1e3 * taken_s / num_steps)
-    return found
+        means_ms.append(1e3 * elapsed_s / num_steps)
+    return means_ms
 
 
 if __name__ == "__main__":

@@ -1,19 +1,18 @@
-"""What a stream costs: LeNet from an iterable data set against the same samples by their numbers.
+"""The cost of a stream: LeNet from an iterable data set against the same samples by their numbers.
 
     python bench/streams.py [--rounds 30] [--write]
 
 Two workers under full-sync, 256 samples an update. A stream goes between peers as other data does,
-but for the end of each pass; its samples come one by one, where a data set of tensors gathers a
-batch at once, so each of the two is held against what it can be had with:
+except at the end of each pass; its samples come one by one, where a data set of tensors gathers a
+batch at once, so each of the two is compared with its alternatives:
 
-    one by one    the samples by their numbers, each for itself: between peers, through the store;
+    one by one    the samples by their numbers, each by itself: between peers, through the store;
                   and as a stream
     gathered      the samples by their numbers, a mini-batch at once: between peers; and as a stream
-                  whose data set gives whole mini-batches; the former once more, against itself
+                  whose data set yields whole mini-batches; the former once more, against itself
 
-All runs are alive at once and take turns of some seconds, in a random order: whose turn it is
-not has all of its processes stopped, so that nothing is read ahead meanwhile. Writes
-results/streams.md.
+All runs are alive at once and take turns of some seconds, in random order: all processes of the
+other runs are stopped, so that they do not read ahead. Writes results/streams.md.
 """
 
 import argparse
@@ -45,7 +44,7 @@ from table import machine, say, spread, write_table
 
 BATCH, WORKERS, WANTED = 256, 2, 0.97
 WARM, SKIPPED, TURN_S = 30, 2, 5.0
-"""Steps before a run's first turn, and at the begin of each; and how long it is measured then."""
+"""Steps before a run's first turn, and at the start of each turn; measured seconds of a turn."""
 _STEPS = struct.Struct("qd")
 KINDS = {
     "one by one, between peers": ("samples", "peers"),
@@ -55,12 +54,12 @@ KINDS = {
     "stream of mini-batches": ("stream of batches", "auto"),
     "gathered, between peers, again": ("batches", "peers"),
 }
-"""Name -> what `train` is told, and the path; each stream is held against those before it."""
+"""Name -> `kind` of `train`, and the path; each stream is compared with those before it."""
 AGAIN = ", again"
 
 
 class OneByOne(Dataset[Any]):
-    """A data set that cannot gather."""
+    """A data set that cannot gather a batch."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -73,7 +72,7 @@ class OneByOne(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """The images one after the other, or so many at once."""
+    """The images one by one, or ``at_once`` at a time."""
 
     def __init__(self, data: Any, at_once: int = 0) -> None:
         self._data, self._at_once = data, at_once
@@ -84,13 +83,13 @@ class Stream(IterableDataset[Any]):
             return (self._data[number] for number in range(len(self._data)))
         starts = range(0, len(self._data), size)
         return (
-            collate_batch(self._data.__getitems__(range(one, min(one + size, len(self._data)))))
-            for one in starts
+            collate_batch(self._data.__getitems__(range(start, min(start + size, len(self._data)))))
+            for start in starts
         )
 
 
 def loader_of(kind: str, data: Any) -> Any:
-    """With a loader worker for all kinds: a stream is read in one."""
+    """Return a loader with one loader worker, as a stream has."""
     if kind == "stream of batches":
         return DataLoader(Stream(data, BATCH // WORKERS), batch_size=None, num_workers=1)
     if kind == "batches":
@@ -100,7 +99,7 @@ def loader_of(kind: str, data: Any) -> Any:
 
 
 def train(kind: str, steps: Path) -> None:
-    """In a worker: the loop of a script; the main one writes how many steps it made, and when."""
+    """Run the loop of a script in a worker; the main worker records the steps and their times."""
     import paceline
 
     pace = paceline.connect()
@@ -113,7 +112,7 @@ def train(kind: str, steps: Path) -> None:
     batch = "per-worker" if kind == "stream of batches" else "global"
     model, optimizer, loader = pace.prepare(model, optimizer, loader, batch=batch)
     loss_of = nn.functional.cross_entropy
-    made = Steps(steps)
+    counter = Steps(steps)
     for _ in pace.epochs(1000):
         for inputs, targets in loader:
             with pace.step():
@@ -121,11 +120,11 @@ def train(kind: str, steps: Path) -> None:
                 loss_of(model(inputs), targets).backward()
                 optimizer.step()
             if pace.is_main:
-                made.add()
+                counter.add()
 
 
 def launch(kind: str, path: Any, steps: Path) -> None:
-    """In a process of its own, until it is killed."""
+    """Launch a run in a process of its own, until it is killed."""
     settings = RunSettings(
         workers=WORKERS, protocol="full-sync", path=path, device="cpu", seed=0,
         run_dir=str(steps.parent / "run"), checkpoint_every="never",
@@ -135,7 +134,7 @@ def launch(kind: str, path: Any, steps: Path) -> None:
 
 
 class Steps:
-    """How many steps a run has made, and when the last one was: sixteen bytes of a file."""
+    """The number of steps of a run and the time of the last: sixteen bytes of a file."""
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
@@ -145,14 +144,14 @@ class Steps:
         _STEPS.pack_into(self._memory, 0, self.read()[0] + 1, time.perf_counter())
 
     def read(self) -> tuple[int, float]:
-        """Read twice, so that it is not half of two."""
-        while (found := _STEPS.unpack(self._memory[:])) != _STEPS.unpack(self._memory[:]):
+        """Read until two reads agree, so that a value is not torn."""
+        while (value := _STEPS.unpack(self._memory[:])) != _STEPS.unpack(self._memory[:]):
             pass
-        return found
+        return value
 
 
 class Run:
-    """One of the runs that take turns: its processes stand still but while it is measured."""
+    """One of the runs that take turns; its processes are stopped except while it is measured."""
 
     def __init__(self, kind: str, path: str, folder: Path) -> None:
         folder.mkdir()
@@ -165,15 +164,15 @@ class Run:
         self._wait_for(WARM)
         self._send(signal.SIGSTOP)
 
-    def speed(self) -> tuple[int, float]:
-        """Steps of a turn, and the seconds that they took; the first ones do not count."""
+    def take_turn(self) -> tuple[int, float]:
+        """Return the steps and seconds of a turn, without its first steps."""
         self._send(signal.SIGCONT)
         self._wait_for(self.steps.read()[0] + SKIPPED)
-        first, begun_s = self.steps.read()
+        first, start_s = self.steps.read()
         time.sleep(TURN_S)
         self._send(signal.SIGSTOP)
-        last, ended_s = self.steps.read()
-        return last - first, ended_s - begun_s
+        last, end_s = self.steps.read()
+        return last - first, end_s - start_s
 
     def end(self) -> None:
         self._send(signal.SIGKILL)
@@ -186,12 +185,12 @@ class Run:
             time.sleep(0.002)
 
     def _send(self, number: signal.Signals) -> None:
-        """To all of its processes, also those that begin meanwhile."""
+        """Send a signal to all processes of the run, also to those that start meanwhile."""
         reached: set[psutil.Process] = set()
         while new := {self._launcher, *self._launcher.children(recursive=True)} - reached:
-            for one in new:
+            for process in new:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    one.send_signal(number)
+                    process.send_signal(number)
             if number is signal.SIGKILL:
                 return
             reached |= new
@@ -201,21 +200,21 @@ Turn = tuple[int, float]
 
 
 def rows_of(turns: dict[str, list[Turn]]) -> list[list[str]]:
-    """Each kind, and what a stream comes to beside it."""
+    """Return a row for each kind, with the ratio of its stream."""
     names = list(KINDS)
     rows = []
-    for place, name in enumerate(names):
+    for position, name in enumerate(names):
         cells = [name, spread([BATCH * steps / seconds for steps, seconds in turns[name]], 0)]
         if "stream of" in name:
             rows.append([*cells, "", "", "", ""])
             continue
         is_again = name.endswith(AGAIN)
-        other = (
+        stream = (
             name.removesuffix(AGAIN)
             if is_again
-            else next(one for one in names[place:] if "stream of" in one)
+            else next(candidate for candidate in names[position:] if "stream of" in candidate)
         )
-        ratio, low, high = interval_of(turns[other], turns[name])
+        ratio, low, high = interval_of(turns[stream], turns[name])
         is_reached = low <= 1.0 <= high if is_again else ratio >= WANTED
         rows.append([
             *cells, f"{ratio:.3f}", f"{low:.3f} to {high:.3f}",
@@ -224,22 +223,24 @@ def rows_of(turns: dict[str, list[Turn]]) -> list[list[str]]:
     return rows
 
 
-def interval_of(stream: list[Turn], other: list[Turn]) -> tuple[float, float, float]:
-    """The ratio of steps a second over all turns, with its 95 % interval by bootstrap (seeded).
+def interval_of(stream: list[Turn], baseline: list[Turn]) -> tuple[float, float, float]:
+    """Return the ratio of steps a second, over all turns, and its 95 % bootstrap interval (seeded).
 
-    Over all: what the border of an epoch costs is in the few turns that have one.
+    Over all turns, since only a few contain the border of an epoch and its cost.
     """
 
-    def ratio(places: Sequence[int]) -> float:
-        mine, others = ([one[place] for place in places] for one in (stream, other))
-        return _speed(mine) / _speed(others)
+    def ratio(indices: Sequence[int]) -> float:
+        drawn_stream, drawn_baseline = (
+            [turns[index] for index in indices] for turns in (stream, baseline)
+        )
+        return _steps_per_s(drawn_stream) / _steps_per_s(drawn_baseline)
 
-    every, rng = range(len(stream)), random.Random(0)
-    drawn = sorted(ratio(rng.choices(every, k=len(every))) for _ in range(2000))
-    return ratio(every), drawn[50], drawn[-51]
+    all_indices, rng = range(len(stream)), random.Random(0)
+    ratios = sorted(ratio(rng.choices(all_indices, k=len(all_indices))) for _ in range(2000))
+    return ratio(all_indices), ratios[50], ratios[-51]
 
 
-def _speed(turns: list[Turn]) -> float:
+def _steps_per_s(turns: list[Turn]) -> float:
     steps, seconds = map(sum, zip(*turns, strict=True))
     return steps / seconds
 
@@ -263,11 +264,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         runs: dict[str, Run] = {}
         try:
-            for place, (name, (kind, path)) in enumerate(KINDS.items()):
-                runs[name] = Run(kind, path, Path(folder) / str(place))
+            for number, (name, (kind, path)) in enumerate(KINDS.items()):
+                runs[name] = Run(kind, path, Path(folder) / str(number))
             for number in range(options.rounds):
                 for name in rng.sample(list(KINDS), len(KINDS)):
-                    turns[name].append(runs[name].speed())
+                    turns[name].append(runs[name].take_turn())
                 say(f"round {number + 1} of {options.rounds}")
         finally:
             for run in runs.values():

@@ -1,14 +1,14 @@
-"""Full-sync under torchrun beside DDP at its best: two ranks each, gloo, alive at once, by turns.
+"""Full-sync under torchrun against tuned DDP: two ranks each, gloo, alive at once, in turn.
 
     python bench/torchrun.py [--rounds 8] [--quick] [--only ROW ...] [--write]
 
 Four pairs of ranks train the same network on the same parts of every batch: the four lines of
-Paceline twice, which tells what this machine does to a figure that nothing changed, and DDP with
-its buckets beside the gradients and with the gradients as views into them. All have memory that
-glibc keeps and a thread a rank. They take blocks of steps by turns, rank 0 of each held at a step's
-border while another pair has its turn; each round begins with another pair, so that all stand in
-each place equally often. A ratio is of blocks in one round: the DDP whose median is the lower, over
-the mean of both pairs of Paceline. Writes results/torchrun.md.
+Paceline twice, which shows how far equal figures differ on this machine, and DDP with its buckets
+beside the gradients and with the gradients as views into them. All use memory that glibc keeps and
+one thread a rank. They take blocks of steps in turn, rank 0 of each held between two steps while
+another pair has its turn; each round begins with another pair, so that each has every position
+equally often. A ratio is of blocks in one round: the DDP with the lower median, over the mean of
+both pairs of Paceline. Writes results/torchrun.md.
 """
 
 import argparse
@@ -31,19 +31,19 @@ from torch.utils.data import DataLoader
 
 from peers import Turn
 from table import interval, machine, spread, write_table
-from worlds import SUBJECTS, Part, as_it_is, data_of, endless, make_model
+from worlds import SUBJECTS, Part, data_of, endless, identity, make_model
 
 HERE = Path(__file__).resolve()
 RANKS = 2
 WANTED = 0.98
 START_S = 300.0
-KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-"""As Paceline has it by itself on a CPU (``--keep-memory auto``)."""
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+"""Paceline's own default on a CPU (``--keep-memory auto``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A network, its batch over both ranks, and the steps of a block."""
+    """A network, its batch over both ranks, and the number of steps of a block."""
 
     name: str
     batch: int
@@ -59,14 +59,14 @@ ROWS = (
 )  # fmt: skip
 
 
-def be_ddp(row: Row, turn: Turn, *, views: bool) -> None:
-    """The bare loop."""
+def run_ddp(row: Row, turn: Turn, *, views: bool) -> None:
+    """Run the bare loop."""
     dist.init_process_group("gloo")
     subject, rank = SUBJECTS[row.name], dist.get_rank()
     model = DistributedDataParallel(make_model(row.name), gradient_as_bucket_view=views)
     optimizer = subject.optimizer(model.parameters())
     part = Part(subject.num_samples, row.batch, rank, RANKS)
-    loader = DataLoader(data_of(subject), batch_sampler=part, collate_fn=as_it_is)
+    loader = DataLoader(data_of(subject), batch_sampler=part, collate_fn=identity)
     for inputs, targets in endless(loader):
         turn.wait()
         optimizer.zero_grad()
@@ -74,14 +74,14 @@ def be_ddp(row: Row, turn: Turn, *, views: bool) -> None:
         optimizer.step()
 
 
-def be_pace(row: Row, turn: Turn) -> None:
-    """The four lines."""
+def run_pace(row: Row, turn: Turn) -> None:
+    """Run the loop with the four lines."""
     import paceline
 
     pace, subject = paceline.connect(), SUBJECTS[row.name]
     model = make_model(row.name)
     optimizer = subject.optimizer(model.parameters())
-    loader = DataLoader(data_of(subject), batch_size=row.batch, collate_fn=as_it_is, drop_last=True)
+    loader = DataLoader(data_of(subject), batch_size=row.batch, collate_fn=identity, drop_last=True)
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
     for _ in pace.epochs(1_000_000):
         for inputs, targets in loader:
@@ -93,15 +93,15 @@ def be_pace(row: Row, turn: Turn) -> None:
 
 
 KINDS: dict[str, Callable[[Row, Turn], None]] = {
-    "Paceline": be_pace,
-    "again": be_pace,
-    "DDP": lambda row, turn: be_ddp(row, turn, views=False),
-    "DDP, views": lambda row, turn: be_ddp(row, turn, views=True),
+    "Paceline": run_pace,
+    "again": run_pace,
+    "DDP": lambda row, turn: run_ddp(row, turn, views=False),
+    "DDP, views": lambda row, turn: run_ddp(row, turn, views=True),
 }
 
 
 class Pair:
-    """Two ranks, started by torchrun and waiting; ended with the block."""
+    """Two ranks started by torchrun that wait for their turns; a context manager ends them."""
 
     def __init__(self, kind: str, row: Row) -> None:
         self._kind, self._row = kind, row
@@ -114,16 +114,16 @@ class Pair:
         server.bind(f"{folder}/socket")
         server.listen(1)
         server.settimeout(START_S)
-        words = ["--kind", self._kind, "--row", str(ROWS.index(self._row)), "--folder", folder]
+        flags = ["--kind", self._kind, "--row", str(ROWS.index(self._row)), "--folder", folder]
         environment = {
-            **os.environ, **KEPT, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
+            **os.environ, **KEEP_MEMORY, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
             "PACELINE_CHECKPOINT_EVERY": "never", "PACELINE_RUN_DIR": f"{folder}/run",
         }  # fmt: skip
         self._log = Path(folder, "log")
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "torch.distributed.run", "--standalone",
-                 "--nproc-per-node", str(RANKS), str(HERE), *words],
+                 "--nproc-per-node", str(RANKS), str(HERE), *flags],
                 env=environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         try:
@@ -144,8 +144,8 @@ class Pair:
 
     def __exit__(self, *_: object) -> None:
         children = f"/proc/{self._process.pid}/task/{self._process.pid}/children"
-        ranks = [int(one) for one in Path(children).read_text().split()]
-        for pid in (*ranks, self._process.pid):  # a rank has a session of its own
+        ranks = [int(pid_text) for pid_text in Path(children).read_text().split()]
+        for pid in (*ranks, self._process.pid):  # a rank has its own session
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 9)
         self._process.wait()
@@ -154,41 +154,42 @@ class Pair:
 
 
 def measure(row: Row, rounds: int) -> list[Pair]:
-    with contextlib.ExitStack() as ends:
-        pairs = [ends.enter_context(Pair(kind, row)) for kind in KINDS]
+    with contextlib.ExitStack() as stack:
+        pairs = [stack.enter_context(Pair(kind, row)) for kind in KINDS]
         for number in range(rounds + 1):
             first = number % len(pairs)
             for pair in (*pairs[first:], *pairs[:first]):
-                pair.block(counts=number > 0)  # the first is for warming up
+                pair.block(counts=number > 0)  # the first warms up
     return pairs
 
 
 def cells_of(row: Row, pairs: Sequence[Pair]) -> list[str]:
-    first, again, *others = [one.times_s for one in pairs]
-    ours = [statistics.fmean(both) for both in zip(first, again, strict=True)]
-    best = min(others, key=statistics.median)
-    times = [spread([1000 * s for s in one]) for one in (ours, *others)]
-    reached = "yes" if interval(ratios(ours, best))[0] >= WANTED else "no"
+    first, again, *ddp_times_s = [pair.times_s for pair in pairs]
+    paceline_s = [statistics.fmean(pair_s) for pair_s in zip(first, again, strict=True)]
+    best = min(ddp_times_s, key=statistics.median)
+    times = [spread([1000 * s for s in times_s]) for times_s in (paceline_s, *ddp_times_s)]
+    reached = "yes" if interval(ratios(paceline_s, best))[0] >= WANTED else "no"
     return [
-        str(row), *times, as_cell(ratios(first, again)), as_cell(ratios(ours, best)), reached,
+        str(row), *times, format_interval(ratios(first, again)),
+        format_interval(ratios(paceline_s, best)), reached,
     ]  # fmt: skip
 
 
-def ratios(own: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Of the other's blocks to its own, round by round."""
-    return [b / a for a, b in zip(own, other, strict=True)]
+def ratios(baseline: Sequence[float], values: Sequence[float]) -> list[float]:
+    """Return the ratios of ``values`` to ``baseline``, round by round."""
+    return [b / a for a, b in zip(baseline, values, strict=True)]
 
 
-def as_cell(values: Sequence[float]) -> str:
-    middle, low, high = interval(values)
-    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
+def format_interval(values: Sequence[float]) -> str:
+    median, low, high = interval(values)
+    return f"{median:.3f} ({low:.3f} to {high:.3f})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--quick", action="store_true", help="the first two rows")
-    parser.add_argument("--only", nargs="+", default=[], help='"lenet 256" ...: these rows')
+    parser.add_argument("--quick", action="store_true", help="run the first two rows")
+    parser.add_argument("--only", nargs="+", default=[], help='run these rows: "lenet 256" ...')
     parser.add_argument("--write", action="store_true")
     for name in ("--kind", "--folder"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
@@ -201,7 +202,7 @@ def main() -> None:
         return
     note = machine()
     cells = []
-    rows = [one for one in ROWS if not options.only or str(one) in options.only]
+    rows = [row for row in ROWS if not options.only or str(row) in options.only]
     for row in rows[:2] if options.quick else rows:
         cells.append(cells_of(row, measure(row, options.rounds)))
         print(" | ".join(cells[-1]), flush=True)

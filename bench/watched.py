@@ -1,9 +1,9 @@
-"""What a public script is told while it runs beside its plain twin, and what it is asked.
+"""Hooks in a public script and in its plain twin, which make the two comparable.
 
 `bench/public_scripts.py` puts `BEGIN` before a script's first line and `END` behind its last one.
 A "fixed" run is in fixed order, without dropout and noise, with batch norm on its running
-statistics, in float64. In a twin whose turns are paired two turns make one update, of their mean
-gradient: what two workers under full-sync compute. The rest are calls that cuts put into a script.
+statistics, in float64. In a paired twin two turns make one update, of their mean gradient: what
+two workers under full-sync compute. The other functions are called by cuts in a script.
 """
 
 import functools
@@ -24,52 +24,52 @@ from torch.utils.data import DataLoader, RandomSampler
 import paceline
 
 FOLDER, FIXED, FIRST, PAIRED = "PUBLIC_FOLDER", "PUBLIC_FIXED", "PUBLIC_FIRST", "PUBLIC_PAIRED"
-"""Told by the environment: where to save, whether all is fixed, what comes first, pairs."""
+"""Environment variables: the folder to save to, whether to fix, a first import, whether to pair."""
 BEGIN = "import watched; watched.begin()\n"
 END = "\nwatched.end()\n"
 NUM_EPISODES = 8
-"""Of a fixed run that would end by what one worker sees."""
+"""Episodes of a fixed run whose end would depend on what one worker sees."""
 
 _optimizers: list[torch.optim.Optimizer] = []
 _halves: list["Halves"] = []
-_place = [0]
-"""Of the newest turn of a twin that goes over `turns`."""
+_turn = [0]
+"""Number of the newest turn of a twin that iterates over `turns`."""
 
 
 def begin() -> None:
-    """Seed everything, note each optimizer that is made, and fix what is to be fixed."""
+    """Seed everything, record each new optimizer, and fix what is to be fixed."""
     if first := os.environ.get(FIRST):
         __import__(first)
     _seed(0)
-    made = torch.optim.Optimizer.__init__
+    original_init = torch.optim.Optimizer.__init__
 
-    @functools.wraps(made)
-    def noted(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
-        if _is_the_scripts():
+    @functools.wraps(original_init)
+    def init_and_record(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        original_init(self, *args, **kwargs)
+        if _is_made_by_script():
             _optimizers.append(self)
             if is_paired():
                 _halves.append(Halves(self))
 
-    torch.optim.Optimizer.__init__ = noted  # type: ignore[method-assign]  # every optimizer of a script is noted
+    torch.optim.Optimizer.__init__ = init_and_record  # type: ignore[method-assign]  # every optimizer of a script is recorded
     if is_fixed():
         _fix()
     if is_paired():
-        nn.utils.clip_grad_norm_ = _in_pairs(nn.utils.clip_grad_norm_)
+        nn.utils.clip_grad_norm_ = _clip_in_pairs(nn.utils.clip_grad_norm_)
 
 
-def _in_pairs(clip: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Clip the mean gradient of two turns, when it is there."""
+def _clip_in_pairs(clip: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Clip the mean gradient of two turns, once it is complete."""
 
     def clipped(*args: Any, **kwargs: Any) -> Tensor:
-        wholes = [one.gather() for one in _halves]
-        return clip(*args, **kwargs) if all(wholes) else torch.zeros(())
+        are_complete = [half.gather() for half in _halves]
+        return clip(*args, **kwargs) if all(are_complete) else torch.zeros(())
 
     return clipped
 
 
-def _is_the_scripts() -> bool:
-    """Whether an optimizer is made by no file of Paceline's, which may make one like it."""
+def _is_made_by_script() -> bool:
+    """Whether the script makes an optimizer, not Paceline, which may make one like it."""
     frame = sys._getframe(2)
     while str(frame.f_globals.get("__name__")).startswith("torch."):
         assert frame.f_back is not None
@@ -78,17 +78,17 @@ def _is_the_scripts() -> bool:
 
 
 class Halves:
-    """An optimizer of a paired twin: it steps in every second turn, by the mean gradient."""
+    """An optimizer of a paired twin, which steps in every second turn, by the mean gradient."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._first: list[Tensor | None] | None = None
         self._is_gathered = self._is_whole = False
         self._step = optimizer.step
-        optimizer.step = self.step  # type: ignore[method-assign, assignment]  # the twin's is in pairs
+        optimizer.step = self.step  # type: ignore[method-assign, assignment]  # the twin steps in pairs
 
     def gather(self) -> bool:
-        """Whether the gradients are the mean of two turns now."""
+        """Average the gradients of two turns; return whether both are complete."""
         if self._is_gathered:
             return self._is_whole
         self._is_gathered, self._is_whole = True, self._first is not None
@@ -107,7 +107,7 @@ class Halves:
             self._step(*args, **kwargs)
 
 
-# -- what cuts call --------------------------------------------------------------------------
+# -- called by cuts --------------------------------------------------------------------------
 
 
 def is_fixed() -> bool:
@@ -119,59 +119,59 @@ def is_paired() -> bool:
 
 
 def turns(numbers: Iterable[int]) -> Iterator[int]:
-    """What a plain twin goes over where the script for Paceline goes over `pace.updates`."""
+    """Iterate in a plain twin where the script for Paceline iterates over `pace.updates`."""
     repeats = 2 if is_paired() else 1
-    each = (number for number in numbers for _ in range(repeats))
-    for place, number in enumerate(each):
-        _place[0] = place
+    repeated = (number for number in numbers for _ in range(repeats))
+    for place, number in enumerate(repeated):
+        _turn[0] = place
         _seed(paceline.step_seed(0, 0, place))
         yield number
 
 
 def is_main() -> bool:
-    """Whether a twin's turn stands for the main worker's."""
-    return not is_paired() or _place[0] % 2 == 0
+    """Whether a twin's turn represents the main worker's."""
+    return not is_paired() or _turn[0] % 2 == 0
 
 
 def is_over(number: int, is_solved: bool) -> bool:
-    """Whether a loop without an end is left: a fixed run goes by the number of its updates."""
+    """Whether to leave an endless loop: a fixed run stops after a number of updates."""
     if not is_fixed():
         return is_solved
     return number >= NUM_EPISODES and (not is_paired() or not is_main())
 
 
 def num_workers() -> int:
-    """Over which workers' losses a sum of a fixed twin would be averaged."""
+    """Number of workers over which a fixed twin averages a summed loss."""
     return 2 if is_fixed() else 1
 
 
 def eps() -> float:
-    """Adam's: where it is small, a gradient's rounding is divided by what is as small."""
+    """Adam's epsilon: a small one divides a gradient's rounding error by a value as small."""
     return 1e-4 if is_fixed() else 1e-8
 
 
 def state_seed() -> int | None:
-    """Of an environment: its own, or what follows from a turn's random state."""
+    """Seed of an environment: None, or one that follows from a turn's random state."""
     return int(torch.randint(1 << 30, ())) if is_fixed() else None
 
 
 def fix_item(index: int) -> None:
-    """What a data set draws for an item follows from the item."""
+    """Make the random draws of a data set depend on an item's index alone."""
     if is_fixed():
         random.seed(index)
 
 
-# -- at the end ------------------------------------------------------------------------------
+# -- end -------------------------------------------------------------------------------------
 
 
 def end() -> None:
-    """Save what the optimizers hold: parameters in their order, and learning rates."""
+    """Save the optimizers' parameters, in order, and learning rates."""
     groups = [group for optimizer in _optimizers for group in optimizer.param_groups]
-    held = {
+    state = {
         "parameters": [p.detach().clone() for group in groups for p in group["params"]],
         "rates": [group["lr"] for group in groups],
     }
-    torch.save(held, Path(os.environ[FOLDER]) / f"{os.getpid()}.pt")
+    torch.save(state, Path(os.environ[FOLDER]) / f"{os.getpid()}.pt")
 
 
 def _seed(number: int) -> None:
@@ -181,9 +181,9 @@ def _seed(number: int) -> None:
 
 
 def _fix() -> None:
-    """Nothing at random, nothing that looks at a whole batch, and rounding of float64."""
+    """Remove randomness and batch statistics, and compute in float64."""
     torch.set_default_dtype(torch.float64)
-    torch.FloatTensor = torch.DoubleTensor  # type: ignore[assignment,misc]  # a script is run in double
+    torch.FloatTensor = torch.DoubleTensor  # type: ignore[assignment,misc]  # a script runs in double
     Tensor.float = Tensor.double  # type: ignore[method-assign]  # the same
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"):
         setattr(functional, name, lambda input, *args, **kwargs: input)
@@ -192,35 +192,35 @@ def _fix() -> None:
             input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
         )
     )
-    _with(nn.RNNBase, "__init__", dropout=0.0)
-    _with(DataLoader, "__init__", shuffle=False)
+    _override_arguments(nn.RNNBase, "__init__", dropout=0.0)
+    _override_arguments(DataLoader, "__init__", shuffle=False)
     RandomSampler.__iter__ = lambda self: itertools.islice(  # type: ignore[method-assign]  # the same
         itertools.cycle(range(len(self.data_source))), self.num_samples
     )
     for name in ("randn", "rand", "randn_like", "rand_like"):
-        setattr(torch, name, _constant(getattr(torch, name)))
+        setattr(torch, name, _make_constant(getattr(torch, name)))
     for name in ("normal", "uniform", "rand", "randn", "random"):
-        setattr(numpy.random, name, _constant_array(getattr(numpy.random, name)))
+        setattr(numpy.random, name, _make_constant_array(getattr(numpy.random, name)))
 
 
-def _with(owner: type, name: str, **fixed: Any) -> None:
-    """Call `owner.name` with these arguments in the place of those that are given by name."""
-    called = getattr(owner, name)
+def _override_arguments(owner: type, name: str, **overrides: Any) -> None:
+    """Make `owner.name` use these values for keyword arguments of the same name."""
+    method = getattr(owner, name)
 
-    @functools.wraps(called)
-    def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return called(self, *args, **{n: fixed.get(n, value) for n, value in kwargs.items()})
+    @functools.wraps(method)
+    def override(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(self, *args, **{n: overrides.get(n, value) for n, value in kwargs.items()})
 
-    setattr(owner, name, changed)
-
-
-def _constant(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def drawn(*args: Any, **kwargs: Any) -> Tensor:
-        made = draw(*args, **kwargs)
-        return made if kwargs.get("generator") else made.detach().fill_(0.3)
-
-    return drawn
+    setattr(owner, name, override)
 
 
-def _constant_array(draw: Callable[..., Any]) -> Callable[..., Any]:
+def _make_constant(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def draw_constant(*args: Any, **kwargs: Any) -> Tensor:
+        sample = draw(*args, **kwargs)
+        return sample if kwargs.get("generator") else sample.detach().fill_(0.3)
+
+    return draw_constant
+
+
+def _make_constant_array(draw: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: numpy.full_like(draw(*args, **kwargs), 0.3)

@@ -1,14 +1,14 @@
-"""Several ways of training the same thing, alive at once, run in turn block by block.
+"""Variants of the same training, alive at once, run in turn block by block.
 
 A world is one or more processes that train the same model on the same batches. Its main process
-waits for a number of steps on a pipe, makes them, and answers with the seconds; the others follow
-because they wait for it. So variants are interleaved (A B A B) on a machine that is noisy.
+reads a number of steps from a socket, runs them, and answers with the seconds; the others follow
+because they wait for it. So variants are interleaved (A B A B) on a noisy machine.
 
 Roles:  `ddp`  `pace`  `one` (one process, all threads)
-        `bound` (each process its part of every batch, and no exchange at all)
+        `bound` (each process its part of every batch, without exchange)
         `read` (each process reads what another has just written, as much as a gradient)
-A world can be held to some cores: its process of rank r computes on the r-th of them.
-`ddp` and `pace` can go without a loader, too: each process then draws its part of every batch.
+A world can be pinned to cores: its process of rank r computes on the r-th of them.
+`ddp` and `pace` can run without a loader, too: each process then draws its part of every batch.
 """
 
 import argparse
@@ -41,12 +41,12 @@ LEARNING_RATE = 0.0001
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is trained.
+    """A model and its data.
 
     Attributes:
-        model: makes it, with torch's own initialisation.
+        model: builds the model, with torch's own initialisation.
         shape: of one input.
-        tokens: 0 where inputs are numbers; else they are tokens below this one, and so are targets.
+        tokens: 0 if inputs are numbers; else inputs and targets are tokens below this number.
     """
 
     model: Callable[[], nn.Module]
@@ -75,7 +75,7 @@ def _mlp(*widths: int) -> nn.Module:
 
 
 def _cnn() -> nn.Module:
-    """Small, with batch norm: of 1 x 28 x 28."""
+    """Return a small network with batch norm, for inputs of 1 x 28 x 28."""
     layers: list[nn.Module] = []
     for before, after in ((1, 32), (32, 64)):
         layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
@@ -100,11 +100,11 @@ SUBJECTS = {
     "resnet18": Subject(lambda: _built_in("resnet18"), (1, 32, 32), sgd, 2048),
     "gpt": Subject(lambda: _built_in("transformer"), (64,), adamw, 2400, tokens=256),
 }
-"""The GPT has 4 layers, 128 wide, and reads 64 tokens."""
+"""The GPT has 4 layers, is 128 wide, and reads 64 tokens."""
 
 
 class Tensors(Dataset[Any]):
-    """In memory; a batch is one index_select."""
+    """A data set in memory; a batch is one index_select."""
 
     def __init__(
         self, shape: tuple[int, ...], num_samples: int = NUM_SAMPLES, tokens: int = 0
@@ -121,22 +121,22 @@ class Tensors(Dataset[Any]):
         return len(self.targets)
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        chosen = torch.tensor(indices)
-        return self.inputs[chosen], self.targets[chosen]
+        selected = torch.tensor(indices)
+        return self.inputs[selected], self.targets[selected]
 
 
-def as_it_is(batch: Any) -> Any:
+def identity(batch: Any) -> Any:
     return batch
 
 
 def make_model(name: str) -> nn.Module:
-    """Seed 0."""
+    """Build a model with seed 0."""
     torch.manual_seed(0)
     return SUBJECTS[name].model()
 
 
 class Part:
-    """Positions of one rank in every batch, epoch after epoch: what Paceline hands to it, too."""
+    """Positions of one rank in every batch, epoch after epoch, as Paceline assigns them."""
 
     def __init__(self, num_samples: int, batch_size: int, rank: int, world: int) -> None:
         self.num_samples, self.batch_size = num_samples, batch_size
@@ -158,25 +158,25 @@ def data_of(subject: Subject) -> Tensors:
     return Tensors(subject.shape, subject.num_samples, subject.tokens)
 
 
-def drawn(data: Tensors, size: int) -> tuple[Tensor, Tensor]:
-    """As many samples, drawn now: what a loop without a loader does."""
-    return data.__getitems__(torch.randint(len(data), (size,)).tolist())
+def draw_batch(tensors: Tensors, size: int) -> tuple[Tensor, Tensor]:
+    """Draw ``size`` samples, as a loop without a loader does."""
+    return tensors.__getitems__(torch.randint(len(tensors), (size,)).tolist())
 
 
-def draws_of(subject: Subject, size: int) -> Iterator[Any]:
+def draw_batches(subject: Subject, size: int) -> Iterator[Any]:
     data = data_of(subject)
     while True:
-        yield drawn(data, size)
+        yield draw_batch(data, size)
 
 
 def plain_steps(
     model: nn.Module, subject: Subject, batch: int, rank: int, world: int, *, draws: bool = False
 ) -> Step:
-    """The bare loop: what everybody writes, over a loader or over batches that are drawn."""
+    """Return a step of the bare loop, over a loader or over drawn batches."""
     optimizer = subject.optimizer(model.parameters())
     part = Part(subject.num_samples, batch, rank, world)
-    loader = DataLoader(data_of(subject), batch_sampler=part, collate_fn=as_it_is)
-    batches = draws_of(subject, batch // world) if draws else endless(loader)
+    loader = DataLoader(data_of(subject), batch_sampler=part, collate_fn=identity)
+    batches = draw_batches(subject, batch // world) if draws else endless(loader)
 
     def step() -> None:
         inputs, targets = next(batches)
@@ -190,79 +190,79 @@ def plain_steps(
 # -- the roles ---------------------------------------------------------------------------------
 
 
-def answer(channel: socket.socket, step: Step, parameters: list[Tensor]) -> None:
-    """Make as many steps as asked for, until told to end; then save the parameters."""
+def serve(channel: socket.socket, step: Step, parameters: list[Tensor]) -> None:
+    """Run as many steps as requested, until a request to end; then save the parameters."""
     file = channel.makefile("rw")
     for line in file:
-        order = json.loads(line)
-        if order["steps"] == 0:
-            torch.save([one.detach().clone() for one in parameters], order["save"])
+        request = json.loads(line)
+        if request["steps"] == 0:
+            torch.save([parameter.detach().clone() for parameter in parameters], request["save"])
             file.write("{}\n")
             file.flush()
             return
         start = time.perf_counter()
-        for _ in range(order["steps"]):
+        for _ in range(request["steps"]):
             step()
         file.write(json.dumps({"seconds": time.perf_counter() - start}) + "\n")
         file.flush()
 
 
-def be_one(options: argparse.Namespace, channel: socket.socket) -> None:
+def run_one(options: argparse.Namespace, channel: socket.socket) -> None:
     torch.set_num_threads(options.world)
     model = make_model(options.model)
     step = plain_steps(model, SUBJECTS[options.model], options.batch, 0, 1)
-    answer(channel, step, list(model.parameters()))
+    serve(channel, step, list(model.parameters()))
 
 
-def hold(options: argparse.Namespace, rank: int) -> None:
-    """Compute on a core of one's own, where the world has some."""
+def pin_to_core(options: argparse.Namespace, rank: int) -> None:
+    """Pin this process to its core, if the world has cores."""
     if options.cores:
         os.sched_setaffinity(0, {int(options.cores.split(",")[rank])})
 
 
-def be_bound(options: argparse.Namespace, channel: socket.socket) -> None:
+def run_bound(options: argparse.Namespace, channel: socket.socket) -> None:
     torch.set_num_threads(1)
-    hold(options, options.rank)
+    pin_to_core(options, options.rank)
     model = make_model(options.model)
     subject = SUBJECTS[options.model]
     step = plain_steps(model, subject, options.batch, options.rank, options.world)
-    answer(channel, step, list(model.parameters()))
+    serve(channel, step, list(model.parameters()))
 
 
-def be_reader(options: argparse.Namespace, channel: socket.socket) -> None:
-    """A step: write my own memory, wait until all have, add another's to a sum (this is timed)."""
+def run_reader(options: argparse.Namespace, channel: socket.socket) -> None:
+    """Step: write own memory, wait for all to do so, add another's to a sum (this is timed)."""
     torch.set_num_threads(1)
-    size = sum(one.numel() for one in make_model(options.model).parameters())
+    size = sum(parameter.numel() for parameter in make_model(options.model).parameters())
     shared = torch.from_file(options.rendezvous, shared=True, size=options.world * (size + 16))
     rows = shared.view(options.world, size + 16)
-    mine, others = rows[options.rank], rows[options.rank - 1]
+    own, neighbour = rows[options.rank], rows[options.rank - 1]
     total, counts = torch.zeros(size), rows[:, size]
     file, count = channel.makefile("rw"), 0
     for line in file:
-        order = json.loads(line)
-        if order["steps"] == 0:
-            torch.save([total], order["save"])
+        request = json.loads(line)
+        if request["steps"] == 0:
+            torch.save([total], request["save"])
             file.write("{}\n")
             file.flush()
             return
         seconds = 0.0
-        for _ in range(order["steps"]):
-            mine[:size] = count
+        for _ in range(request["steps"]):
+            own[:size] = count
             count += 1
-            mine[size] = count
+            own[size] = count
             while float(counts.min()) < count:
                 pass
             start = time.perf_counter()
-            total += others[:size]
+            total += neighbour[:size]
             seconds += time.perf_counter() - start
-            mine[size + 1] = count  # nobody writes anew before all have read
+            own[size + 1] = count  # no one writes again before all have read
             while float(rows[:, size + 1].min()) < count:
                 pass
         file.write(json.dumps({"seconds": seconds}) + "\n")
         file.flush()
 
 
-def be_ddp(options: argparse.Namespace, channel: socket.socket | None) -> None:
+def run_ddp(options: argparse.Namespace, channel: socket.socket | None) -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -284,20 +284,20 @@ def be_ddp(options: argparse.Namespace, channel: socket.socket | None) -> None:
 
     best, best_s = (25, True, False), float("inf")
     grid = [(c, v, s) for c in (1, 25, 100) for v in (False, True) for s in (False, True)]
-    for choice in grid if options.tune else []:
-        _, step = build(*choice)
+    for settings in grid if options.tune else []:
+        _, step = build(*settings)
         seconds = min(_timed(step, options.tune) for _ in range(2))
-        worst = torch.tensor([seconds])
-        dist.all_reduce(worst, dist.ReduceOp.MAX)
-        if worst.item() < best_s:
-            best, best_s = choice, worst.item()
+        slowest_s = torch.tensor([seconds])
+        dist.all_reduce(slowest_s, dist.ReduceOp.MAX)
+        if slowest_s.item() < best_s:
+            best, best_s = settings, slowest_s.item()
     model, step = build(*best)
     if channel is None:
         for _ in range(options.total):
             step()
     else:
         channel.sendall((json.dumps({"best": best}) + "\n").encode())
-        answer(channel, step, list(model.parameters()))
+        serve(channel, step, list(model.parameters()))
     dist.barrier()
 
 
@@ -309,14 +309,14 @@ def _timed(step: Step, count: int) -> float:
     return time.perf_counter() - start
 
 
-def be_pace(options: argparse.Namespace) -> None:
-    """Under ``paceline launch`` or plain ``python``: the loop of the README, or its loop without a
-    loader, where a worker draws its part of a batch.
+def run_pace(options: argparse.Namespace) -> None:
+    """Run, under ``paceline launch`` or plain ``python``, the README's loop, or its loop without
+    a loader, where a worker draws its part of a batch.
     """
     import paceline
 
     pace = paceline.connect()
-    hold(options, pace.worker)
+    pin_to_core(options, pace.worker)
     if pace.num_workers == 1:
         torch.set_num_threads(options.world)
     model, subject = make_model(options.model), SUBJECTS[options.model]
@@ -328,8 +328,8 @@ def be_pace(options: argparse.Namespace) -> None:
         subject.loss(model(inputs), targets).backward()
         optimizer.step()
 
-    def over_a_loader() -> Iterator[None]:
-        loader: Any = DataLoader(data, batch_size=options.batch, collate_fn=as_it_is)
+    def loader_steps() -> Iterator[None]:
+        loader: Any = DataLoader(data, batch_size=options.batch, collate_fn=identity)
         _, _, loader = pace.prepare(model, optimizer, loader)
         for _ in pace.epochs(1_000_000):
             for inputs, targets in loader:
@@ -337,17 +337,17 @@ def be_pace(options: argparse.Namespace) -> None:
                     step(inputs, targets)
                 yield
 
-    def over_numbers() -> Iterator[None]:
+    def number_steps() -> Iterator[None]:
         pace.prepare(model, optimizer)
         for _ in pace.updates(1_000_000_000):
             with pace.step():
-                step(*drawn(data, options.batch // options.world))
+                step(*draw_batch(data, options.batch // options.world))
             yield
 
-    steps = over_numbers() if options.draws else over_a_loader()
+    steps = number_steps() if options.draws else loader_steps()
     if pace.is_main:
         channel = _connect(options.answer_to)
-        answer(channel, lambda: next(steps), list(model.parameters()))
+        serve(channel, lambda: next(steps), list(model.parameters()))
     else:
         for _ in range(options.total):
             next(steps)
@@ -365,11 +365,11 @@ def _connect(address: str) -> socket.socket:
 # -- the bench's side --------------------------------------------------------------------------
 
 SIDE_BY_SIDE = ("ddp", "bound", "read")
-"""Roles of several processes that are started one by one, each with its rank."""
+"""Roles whose processes are started one by one, each with its rank."""
 
 
 class World:
-    """One variant, started and waiting for steps."""
+    """One variant, started and waiting for requests."""
 
     def __init__(
         self, role: str, *, model: str, batch: int, total: int, world: int = 2, tune: int = 0,
@@ -377,13 +377,13 @@ class World:
         draws: bool = False, cores: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         self.role = role
-        self.usual_s: dict[str, float] = {}
+        self.median_s: dict[str, float] = {}
         self._folder = tempfile.TemporaryDirectory()
         address = f"{self._folder.name}/socket"
         server = socket.socket(socket.AF_UNIX)
         server.bind(address)
         server.listen(world)
-        own = [
+        arguments = [
             str(HERE), "--role", role, "--model", model, "--batch", str(batch), "--total",
             str(total), "--world", str(world), "--tune", str(tune), "--draws",
             str(int(draws)), "--cores", ",".join(map(str, cores)), "--answer-to", address,
@@ -395,38 +395,39 @@ class World:
                 "-m", "paceline", "launch", "--workers", str(world), "--protocol", protocol,
                 "--run-dir", f"{self._folder.name}/run", *extra,
             ]  # fmt: skip
-            commands = [[*python, *launch, *own]]
+            commands = [[*python, *launch, *arguments]]
         elif role in SIDE_BY_SIDE:
-            commands = [[*python, *own, "--rank", str(rank)] for rank in range(world)]
+            commands = [[*python, *arguments, "--rank", str(rank)] for rank in range(world)]
         else:
-            commands = [[*python, *own]]
+            commands = [[*python, *arguments]]
         is_one_thread = role in SIDE_BY_SIDE
         environment = {**os.environ, "OMP_NUM_THREADS": "1"} if is_one_thread else None
-        before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, cores or before)  # the launcher's, too
+        affinity = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cores or affinity)  # for the launcher, too
         self._processes = [
-            subprocess.Popen(one, stdout=subprocess.DEVNULL, env=environment) for one in commands
+            subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+            for command in commands
         ]
-        os.sched_setaffinity(0, before)
+        os.sched_setaffinity(0, affinity)
         server.settimeout(600)
-        told = world if role in SIDE_BY_SIDE and role != "ddp" else 1
-        self._channels = [server.accept()[0] for _ in range(told)]
-        self._files = [one.makefile("rw") for one in self._channels]
+        num_channels = world if role in SIDE_BY_SIDE and role != "ddp" else 1
+        self._channels = [server.accept()[0] for _ in range(num_channels)]
+        self._files = [channel.makefile("rw") for channel in self._channels]
         self.best = json.loads(self._files[0].readline())["best"] if role == "ddp" else None
 
     def steps(self, count: int) -> float:
-        """Make ``count`` steps; the seconds that they took, of the slowest who was asked."""
-        self._ask({"steps": count})
+        """Run ``count`` steps; return the seconds of the slowest process."""
+        self._send({"steps": count})
         return max(float(json.loads(file.readline())["seconds"]) for file in self._files)
 
     def end(self) -> list[Tensor]:
-        """The parameters at the end; all processes are gone.
+        """End all processes and return the final parameters.
 
-        From then on `usual_s` says where a usual step of Paceline's goes: medians over all pushes,
-        since one step a block also waited for the block to begin.
+        Then `median_s` has the parts of a typical step of Paceline: medians over all pushes, since
+        the first step of a block also waited for the block to begin.
         """
         path = f"{self._folder.name}/parameters.pt"
-        self._ask({"steps": 0, "save": path})
+        self._send({"steps": 0, "save": path})
         for file in self._files:
             file.readline()
         tensors: list[Tensor] = torch.load(path)
@@ -434,41 +435,43 @@ class World:
             process.wait(60)
         trace = Path(self._folder.name) / "run" / FILE_NAME
         pushes = (
-            [one for one in read_trace(trace) if isinstance(one, Handed)] if trace.exists() else []
+            [record for record in read_trace(trace) if isinstance(record, Handed)]
+            if trace.exists()
+            else []
         )
         if pushes:
-            self.usual_s = {
-                "computing": statistics.median(one.compute_s for one in pushes),
-                "waiting": statistics.median(one.wait_s for one in pushes),
-                "exchange": statistics.median(one.push_s for one in pushes),
+            self.median_s = {
+                "computing": statistics.median(record.compute_s for record in pushes),
+                "waiting": statistics.median(record.wait_s for record in pushes),
+                "exchange": statistics.median(record.push_s for record in pushes),
             }
         self._folder.cleanup()
         return tensors
 
-    def _ask(self, order: dict[str, Any]) -> None:
+    def _send(self, request: dict[str, Any]) -> None:
         for file in self._files:
-            file.write(json.dumps(order) + "\n")
+            file.write(json.dumps(request) + "\n")
             file.flush()
 
 
-ALONE = {"one": be_one, "bound": be_bound, "read": be_reader}
-"""Roles whose processes are all asked."""
+NO_PEER_ROLES = {"one": run_one, "bound": run_bound, "read": run_reader}
+"""Roles in which every process answers requests."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name, kind in {
+    for name, value_type in {
         "role": str, "model": str, "batch": int, "total": int, "world": int, "rank": int,
         "tune": int, "draws": int, "cores": str, "answer-to": str, "rendezvous": str,
     }.items():  # fmt: skip
-        parser.add_argument(f"--{name}", type=kind)
+        parser.add_argument(f"--{name}", type=value_type)
     options = parser.parse_args()
     if options.role == "pace":
-        be_pace(options)
-    elif options.role in ALONE:
-        ALONE[options.role](options, _connect(options.answer_to))
+        run_pace(options)
+    elif options.role in NO_PEER_ROLES:
+        NO_PEER_ROLES[options.role](options, _connect(options.answer_to))
     else:
-        be_ddp(options, _connect(options.answer_to) if options.rank == 0 else None)
+        run_ddp(options, _connect(options.answer_to) if options.rank == 0 else None)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class Gpt(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.letter = nn.Embedding(len(letters), WIDTH)
-        self.place = nn.Parameter(0.02 * torch.randn(LENGTH, WIDTH))
+        self.position = nn.Parameter(0.02 * torch.randn(LENGTH, WIDTH))
         layer = nn.TransformerEncoderLayer(
             WIDTH, 4, 4 * WIDTH, dropout=0.1, batch_first=True, norm_first=True
         )
@@ -38,15 +38,15 @@ class Gpt(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
-        hidden = self.letter(tokens) + self.place[: tokens.shape[1]]
+        hidden = self.letter(tokens) + self.position[: tokens.shape[1]]
         return self.head(self.layers(hidden, mask, is_causal=True))
 
 
 def get_batch() -> tuple[Tensor, Tensor]:
-    """Return random pieces of the text, and the next letter for each letter."""
+    """Return random windows of the text, and the next letter for each letter."""
     starts = torch.randint(len(data) - LENGTH, (BATCH_SIZE,)).tolist()
-    pieces = torch.stack([data[start : start + LENGTH + 1] for start in starts])
-    return pieces[:, :-1], pieces[:, 1:]
+    windows = torch.stack([data[start : start + LENGTH + 1] for start in starts])
+    return windows[:, :-1], windows[:, 1:]
 
 
 torch.manual_seed(0)

@@ -21,14 +21,14 @@ import paceline
 parser = argparse.ArgumentParser()
 parser.add_argument("--updates", type=int, default=60)
 arguments = parser.parse_args()
-EPISODES, MOST_STEPS, DISCOUNT = 32, 200, 0.99
+EPISODES, MAX_STEPS, DISCOUNT = 32, 200, 0.99
 STEP_S, GRAVITY, PUSH = 0.02, 9.8, 10.0
 MASS, POLE_MASS, HALF_POLE = 1.1, 0.1, 0.5  # kg of both, kg, m
 FARTHEST, STEEPEST = 2.4, 0.2095  # m, rad
 
 
 def next_state(state: Tensor, right: Tensor) -> Tensor:
-    """Return carts (B, 4: place, speed, angle, its speed) a step later; right: 1, or 0 for left."""
+    """Return carts (B, 4: position, speed, angle, spin) a step later; right: 1, or 0 for left."""
     _, speed, angle, spin = state.unbind(1)
     sin, cos = angle.sin(), angle.cos()
     drive = (PUSH * (2 * right - 1) + POLE_MASS * HALF_POLE * spin**2 * sin) / MASS
@@ -43,7 +43,7 @@ def play(policy: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
     state = 0.1 * torch.rand(EPISODES, 4) - 0.05
     stands = torch.ones(EPISODES)
     steps = []
-    while stands.any() and len(steps) < MOST_STEPS:
+    while stands.any() and len(steps) < MAX_STEPS:
         with torch.no_grad():
             right = torch.bernoulli(policy(state).squeeze(1).sigmoid())
         steps.append((state, right, stands))
@@ -84,4 +84,4 @@ for number in pace.updates(arguments.updates):
         print(f"version {pace.version}: a pole stood for {stood.sum() / EPISODES:.0f} steps")
 
 _, _, stood = play(policy)
-pace.print(f"at the end a pole stands for {stood.sum() / EPISODES:.0f} of {MOST_STEPS} steps")
+pace.print(f"at the end a pole stands for {stood.sum() / EPISODES:.0f} of {MAX_STEPS} steps")

@@ -21,7 +21,7 @@ from paceline.errors import PacelineError
 
 from .figures import FIGURES
 from .figures.base import Effort, Figure, Workshop
-from .page import Made, counted, write_page
+from .page import FigureResult, summarise, write_page
 from .tasks import digits
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,7 +43,7 @@ def main() -> int:
     chooser = partial(choose, fetch_missing=True, say=lambda text: print(text, file=sys.stderr))
     images = functools.cache(lambda: digits(chooser))
     try:
-        made = [
+        results = [
             make(figure, Workshop(effort=Effort(), images=images, say=_progress(figure, start_s)))
             for figure in map(FIGURES.__getitem__, names)
         ]
@@ -51,18 +51,18 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     command = f"python -m paper --only {' '.join(names)}" if arguments.only else "make paper"
-    write_page(path, made, _machine(), command)
-    print("\n".join([*counted(made), str(path)]))
+    write_page(path, results, _machine(), command)
+    print("\n".join([*summarise(results), str(path)]))
     return 0
 
 
-def make(figure: Figure, shop: Workshop) -> Made:
+def make(figure: Figure, shop: Workshop) -> FigureResult:
     """Draw one figure, and time it."""
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
     shop.say("begins")
-    drawn = figure.draw(shop)
-    return Made(
-        figure=figure, drawn=drawn, wall_s=time.perf_counter() - start_s,
+    drawing = figure.draw(shop)
+    return FigureResult(
+        figure=figure, drawing=drawing, wall_s=time.perf_counter() - start_s,
         cpu_s=time.process_time() - start_cpu_s,
     )  # fmt: skip
 
@@ -76,8 +76,8 @@ def _say(name: str, start_s: float, text: str) -> None:
 
 
 def _machine() -> str:
-    words = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
-    commit = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     return (
         f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python "
         f"{platform.python_version()}, torch {torch.__version__}, commit "

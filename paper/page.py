@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .figures.base import Claim, Drawn, Figure, Source
+from .figures.base import Claim, Drawing, Figure, Source
 
 HEADER = "| what | {} | ours | off by | tolerance | agrees |"
 COLUMNS = 6
@@ -21,11 +21,11 @@ INTRODUCTION = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class FigureResult:
     """A figure, its result, and the seconds that it took."""
 
     figure: Figure
-    drawn: Drawn
+    drawing: Drawing
     wall_s: float
     cpu_s: float
     """Of one core; less than ``wall_s`` if other processes used the machine, too."""
@@ -36,18 +36,21 @@ def picture_name(figure: Figure) -> str:
     return f"paper/figure_{int(figure.number):02}.svg"
 
 
-def write_page(path: Path, made: Sequence[Made], machine: str, command: str) -> None:
+def write_page(path: Path, results: Sequence[FigureResult], machine: str, command: str) -> None:
     """Write the page and its pictures."""
     (path.parent / "paper").mkdir(parents=True, exist_ok=True)
-    for result in made:
-        if result.drawn.svg:
-            (path.parent / picture_name(result.figure)).write_text(result.drawn.svg)
-    path.write_text("\n".join(page(made, machine, command)) + "\n")
+    for result in results:
+        if result.drawing.svg:
+            (path.parent / picture_name(result.figure)).write_text(result.drawing.svg)
+    path.write_text("\n".join(page(results, machine, command)) + "\n")
 
 
-def page(made: Sequence[Made], machine: str, command: str) -> list[str]:
+def page(results: Sequence[FigureResult], machine: str, command: str) -> list[str]:
     """Return the lines of the page."""
-    wall_s, cpu_s = sum(result.wall_s for result in made), sum(result.cpu_s for result in made)
+    wall_s, cpu_s = (
+        sum(result.wall_s for result in results),
+        sum(result.cpu_s for result in results),
+    )
     lines = [
         "# The paper's figures, made again",
         "",
@@ -55,27 +58,27 @@ def page(made: Sequence[Made], machine: str, command: str) -> list[str]:
         "",
         *INTRODUCTION,
         "",
-        *counted(made),
+        *summarise(results),
     ]
-    for result in made:
+    for result in results:
         lines += ["", *_section(result)]
     return lines
 
 
-def counted(made: Sequence[Made]) -> list[str]:
+def summarise(results: Sequence[FigureResult]) -> list[str]:
     """Return lines with the claims that disagree, then the number that agree by source."""
-    claims = [(result.figure, claim) for result in made for claim in result.drawn.claims]
+    claims = [(result.figure, claim) for result in results for claim in result.drawing.claims]
     lines = [
-        f"**Not so here**, figure {figure.number}: {claim.what}: the {claim.source.value} has "
-        f"{claim.theirs}, ours is {claim.ours}.\n"
+        f"**Not so here**, figure {figure.number}: {claim.label}: the {claim.source.value} has "
+        f"{claim.reference}, ours is {claim.ours}.\n"
         for figure, claim in claims
         if claim.is_comparable and not claim.agrees
     ]
-    for source, words in ((Source.PAPER, "what the paper prints"), (Source.THEORY, "theory")):
+    for source, origin in ((Source.PAPER, "what the paper prints"), (Source.THEORY, "theory")):
         of_source = [claim for _, claim in claims if claim.is_comparable and claim.source is source]
         num_agreeing = sum(claim.agrees for claim in of_source)
         lines.append(
-            f"- beside {words}: **{num_agreeing} of {len(of_source)}** within their tolerance"
+            f"- beside {origin}: **{num_agreeing} of {len(of_source)}** within their tolerance"
         )
     if num_others := sum(not claim.is_comparable for _, claim in claims):
         lines.append(
@@ -84,22 +87,29 @@ def counted(made: Sequence[Made]) -> list[str]:
     return lines
 
 
-def _section(result: Made) -> list[str]:
-    figure, drawn = result.figure, result.drawn
-    name = f"Figure {figure.number}: {figure.title}" if drawn.svg else figure.title
+def _section(result: FigureResult) -> list[str]:
+    figure, drawing = result.figure, result.drawing
+    name = f"Figure {figure.number}: {figure.title}" if drawing.svg else figure.title
     lines = [f"## {name}", "", f"Stated: {figure.stated}"]
     if figure.chosen:
         lines += ["", f"Chosen: {figure.chosen}"]
-    if drawn.data:
-        lines += ["", f"Data: {drawn.data}."]
-    if drawn.svg:
+    if drawing.data:
+        lines += ["", f"Data: {drawing.data}."]
+    if drawing.svg:
         lines += ["", f"![{name}]({picture_name(figure)})"]
     for source in Source:
-        if rows := [_row(claim) for claim in drawn.claims if claim.source is source]:
+        if rows := [_row(claim) for claim in drawing.claims if claim.source is source]:
             lines += ["", HEADER.format(source.value), "|" + "---|" * COLUMNS, *rows]
     return [*lines, "", f"({result.wall_s:.0f} s, computing {result.cpu_s:.0f} s)"]
 
 
 def _row(claim: Claim) -> str:
-    cells = (claim.what, claim.theirs, claim.ours, claim.off, claim.tolerance, claim.verdict)
+    cells = (
+        claim.label,
+        claim.reference,
+        claim.ours,
+        claim.deviation,
+        claim.tolerance,
+        claim.verdict,
+    )
     return "| " + " | ".join(cells) + " |"

@@ -92,19 +92,19 @@ def log(loss: float) -> float:
     return math.log(loss) if 0.0 < loss < math.inf else math.inf
 
 
-_made: dict[tuple[object, ...], Run] = {}
+_runs: dict[tuple[object, ...], Run] = {}
 
 
 def train(setting: Setting, images: Images, protocol: str, num_updates: int, seed: int) -> Run:
-    """Return one run, made at the first call.
+    """Return one run, simulated at the first call.
 
     Raises:
         ConfigError: the setting is impossible.
     """
     key = (setting, id(images), protocol, num_updates, seed)
-    if key not in _made:
-        _made[key] = _train(setting, images, protocol, num_updates, seed)
-    return _made[key]
+    if key not in _runs:
+        _runs[key] = _train(setting, images, protocol, num_updates, seed)
+    return _runs[key]
 
 
 def _train(setting: Setting, images: Images, protocol: str, num_updates: int, seed: int) -> Run:

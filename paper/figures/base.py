@@ -1,7 +1,7 @@
 """The contract of a figure: a chart, the paper's numbers, ours, and whether they agree.
 
-    Figure.draw(Workshop) -> Drawn = a chart and its claims
-    Claim                          = the paper's value or theory's, ours, the tolerance, the verdict
+    Figure.draw(Workshop) -> Drawing = a chart and its claims
+    Claim = the paper's value or theory's, ours, the tolerance, the verdict
 
 It must not know any figure.
 """
@@ -35,11 +35,11 @@ class Claim:
         is_comparable: False if ours was measured on other data than the paper's.
     """
 
-    what: str
+    label: str
     source: Source
-    theirs: str
+    reference: str
     ours: str
-    off: str
+    deviation: str
     tolerance: str
     agrees: bool
     is_comparable: bool = True
@@ -53,23 +53,24 @@ class Claim:
 
 
 def number(
-    what: str, theory: float, ours: float, *, error: float = math.nan, tolerance: float = EQUAL
+    label: str, theory: float, ours: float, *, error: float = math.nan, tolerance: float = EQUAL
 ) -> Claim:
     """Return the claim that a number equals theory's within a relative ``tolerance``.
 
     Args:
         error: standard error of ours; nan: not shown.
     """
-    off = ours / theory - 1.0
+    deviation = ours / theory - 1.0
     spread = "" if math.isnan(error) else f" ± {_digits(error, 2)}"
     return Claim(
-        what=what, source=Source.THEORY, theirs=_digits(theory), ours=f"{_digits(ours)}{spread}",
-        off=f"{100 * off:+.2f} %", tolerance=f"{100 * tolerance:g} %", agrees=abs(off) <= tolerance,
+        label=label, source=Source.THEORY, reference=_digits(theory),
+        ours=f"{_digits(ours)}{spread}", deviation=f"{100 * deviation:+.2f} %",
+        tolerance=f"{100 * tolerance:g} %", agrees=abs(deviation) <= tolerance,
     )  # fmt: skip
 
 
 def reading(
-    what: str, paper: tuple[float, float], values: list[float], *, band: float, why: str,
+    label: str, paper: tuple[float, float], values: list[float], *, band: float, why: str,
     is_comparable: bool,
 ) -> Claim:  # fmt: skip
     """Return the claim that ln(loss) lies in a range of the paper's plot, within a band.
@@ -81,23 +82,23 @@ def reading(
     """
     low, high = paper
     ours = sum(values) / len(values)
-    off = max(low - ours, ours - high, 0.0)
+    deviation = max(low - ours, ours - high, 0.0)
     return Claim(
-        what=what, source=Source.PAPER,
-        theirs=f"about {low:g}" if low == high else f"about {low:g} to {high:g}",
-        ours=f"{ours:.3f} ({min(values):.3f} to {max(values):.3f})", off=f"{off:.3f}",
-        tolerance=f"{band:g}: {why}", agrees=off <= band, is_comparable=is_comparable,
+        label=label, source=Source.PAPER,
+        reference=f"about {low:g}" if low == high else f"about {low:g} to {high:g}",
+        ours=f"{ours:.3f} ({min(values):.3f} to {max(values):.3f})", deviation=f"{deviation:.3f}",
+        tolerance=f"{band:g}: {why}", agrees=deviation <= band, is_comparable=is_comparable,
     )  # fmt: skip
 
 
 def sentence(
-    what: str, theirs: str, ours: str, agrees: bool, *, source: Source = Source.PAPER,
+    label: str, reference: str, ours: str, agrees: bool, *, source: Source = Source.PAPER,
     is_comparable: bool = True,
 ) -> Claim:  # fmt: skip
     """Return the claim of a sentence that is true or false."""
     return Claim(
-        what=what, source=source, theirs=theirs, ours=ours, off="", tolerance="", agrees=agrees,
-        is_comparable=is_comparable,
+        label=label, source=source, reference=reference, ours=ours, deviation="", tolerance="",
+        agrees=agrees, is_comparable=is_comparable,
     )  # fmt: skip
 
 
@@ -115,9 +116,9 @@ class Effort:
     share: float = 1.0
     num_seeds: int = 3
 
-    def updates(self, full: int, least: int = 60) -> int:
-        """Return the share of ``full`` updates, at least ``least``."""
-        return max(least, round(full * self.share))
+    def updates(self, full: int, minimum: int = 60) -> int:
+        """Return the share of ``full`` updates, at least ``minimum``."""
+        return max(minimum, round(full * self.share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,7 @@ class Workshop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class Drawing:
     """The result of a figure."""
 
     svg: str
@@ -155,4 +156,4 @@ class Figure:
     title: str
     stated: str
     chosen: str
-    draw: Callable[[Workshop], Drawn]
+    draw: Callable[[Workshop], Drawing]

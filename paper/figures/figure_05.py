@@ -8,9 +8,9 @@ from paceline.report.text import Point
 
 from ..bounds import speed_up
 from ..timing import update_time
-from .base import Claim, Drawn, Figure, Workshop, number
+from .base import Claim, Drawing, Figure, Workshop, number
 
-MOST_WORKERS = 20
+MAX_WORKERS = 20
 THEORY = {
     "exp(1)": ("exp:1s", 10_000, {5: 11.42, 10: 29.29, 20: 71.95}),
     "1 + exp(1)": ("1s+exp:1s", 5_000, {5: 8.21, 10: 19.64, 20: 45.98}),
@@ -22,14 +22,14 @@ A worker makes a quarter as many steps under async. Pareto(2, 1) has no finite v
 many."""
 
 
-def draw(shop: Workshop) -> Drawn:
+def draw(shop: Workshop) -> Drawing:
     """Speed-up E[T_sync] / E[T_async] = P E[X_{P:P}] / E[X] for P = 1..20."""
     curves, claims = [], []
     for name, (delay, full, known) in THEORY.items():
         shop.say(f"speed-up, {name}")
         ratios = {
             num_workers: _speed_up(delay, num_workers, shop.effort.updates(full))
-            for num_workers in range(1, MOST_WORKERS + 1)
+            for num_workers in range(1, MAX_WORKERS + 1)
         }
         closed = {p: speed_up(parse_delay(delay), p) for p in ratios}
         claims += [
@@ -50,23 +50,25 @@ def draw(shop: Workshop) -> Drawn:
     )  # fmt: skip
     title = "Figure 5: speed-up of asynchronous over synchronous SGD"
     subtitle = "lines: closed form; dots: simulated"
-    return Drawn(svg=draw_chart(title, subtitle, [diagram]), claims=tuple(claims))
+    return Drawing(svg=draw_chart(title, subtitle, [diagram]), claims=tuple(claims))
 
 
 def _speed_up(delay: str, num_workers: int, updates: int) -> tuple[float, float]:
     """Return the simulated ratio, and its standard error."""
-    sync = update_time("full-sync", num_workers, delay, updates)
-    lone = update_time("async", num_workers, delay, max(1, updates // 4) * num_workers)
-    ratio = sync.seconds / lone.seconds
-    error = math.hypot(sync.error_s / sync.seconds, lone.error_s / lone.seconds)
+    synchronous = update_time("full-sync", num_workers, delay, updates)
+    asynchronous = update_time("async", num_workers, delay, max(1, updates // 4) * num_workers)
+    ratio = synchronous.seconds / asynchronous.seconds
+    error = math.hypot(
+        synchronous.error_s / synchronous.seconds, asynchronous.error_s / asynchronous.seconds
+    )
     return ratio, ratio * error
 
 
 def _furthest(name: str, ratios: dict[int, tuple[float, float]], closed: dict[int, float]) -> Claim:
     worst = max(ratios, key=lambda p: abs(ratios[p][0] / closed[p] - 1.0))
     value, error = ratios[worst]
-    what = f"{name}, furthest of P = 1..{MOST_WORKERS} from the closed form: P = {worst}"
-    return number(what, closed[worst], value, error=error)
+    label = f"{name}, furthest of P = 1..{MAX_WORKERS} from the closed form: P = {worst}"
+    return number(label, closed[worst], value, error=error)
 
 
 FIGURE = Figure(

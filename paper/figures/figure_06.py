@@ -4,7 +4,7 @@ from paceline.report.chart import Curve, Diagram, draw_chart
 from paceline.report.text import Point
 
 from ..timing import Timed, update_time
-from .base import Claim, Drawn, Figure, Workshop, number
+from .base import Claim, Drawing, Figure, Workshop, number
 
 WORKERS, UPDATES = 20, 2_000
 DELAYS = {"Pareto(2, 1)": "pareto:2,1s", "1 + exp(1)": "1s+exp:1s"}
@@ -20,7 +20,7 @@ SIMULATED, OF_THE_SLOWEST, PUSHES = 3_000, 80_000, 60_000
 pushes of K-batch-async, whose updates are short where K is small."""
 
 
-def draw(shop: Workshop) -> Drawn:
+def draw(shop: Workshop) -> Drawing:
     """2,000 E[T] for K = 1..20 and two distributions."""
     diagrams, claims = [], []
     for name, delay in DELAYS.items():
@@ -37,18 +37,18 @@ def draw(shop: Workshop) -> Drawn:
         )
     title = f"Figure 6: expected runtime of {UPDATES:,} updates, P = {WORKERS}"
     subtitle = "dots: simulated; lines: theory where it has an answer, else through the dots"
-    return Drawn(svg=draw_chart(title, subtitle, diagrams), claims=tuple(claims))
+    return Drawing(svg=draw_chart(title, subtitle, diagrams), claims=tuple(claims))
 
 
 def _sweep(protocol: str, delay: str, name: str, shop: Workshop) -> dict[int, Timed]:
     shop.say(f"{protocol}, {name}")
-    out = {}
+    times = {}
     for k in range(1, WORKERS + 1):
         full = PUSHES // k if protocol == "k-batch-async" else SIMULATED
         if (protocol, k) == ("k-sync", WORKERS):
             full = OF_THE_SLOWEST
-        out[k] = update_time(f"{protocol}:{k}", WORKERS, delay, shop.effort.updates(full))
-    return out
+        times[k] = update_time(f"{protocol}:{k}", WORKERS, delay, shop.effort.updates(full))
+    return times
 
 
 def _claims(name: str, sweeps: dict[str, dict[int, Timed]]) -> list[Claim]:
@@ -67,8 +67,8 @@ def _claims(name: str, sweeps: dict[str, dict[int, Timed]]) -> list[Claim]:
     return claims
 
 
-def _claim(what: str, known_s: float, timed: Timed) -> Claim:
-    return number(what, known_s, UPDATES * timed.seconds, error=UPDATES * timed.error_s)
+def _claim(label: str, known_s: float, timed: Timed) -> Claim:
+    return number(label, known_s, UPDATES * timed.seconds, error=UPDATES * timed.error_s)
 
 
 def _curve(protocol: str, times: dict[int, Timed]) -> Curve:

@@ -7,7 +7,7 @@ from paceline.report.chart import Curve, Diagram, draw_chart
 from paceline.report.text import Point
 
 from ..training import Run, Setting, train
-from .base import Claim, Drawn, Figure, Workshop, number, reading, sentence
+from .base import Claim, Drawing, Figure, Workshop, number, reading, sentence
 
 SETTING = Setting(num_workers=8, delay="exp:1s", mini_batch_size=1, eta=0.01, penalty=0.01)
 UPDATES = 500
@@ -21,15 +21,15 @@ THREE_RUNS = 0.08
 ZOOMED_S = 260.0
 
 
-def draw(shop: Workshop) -> Drawn:
+def draw(shop: Workshop) -> Drawing:
     """Draw ln(loss) against time, the whole run and its beginning."""
     images, updates = shop.images(), shop.effort.updates(UPDATES)
     runs = {name: runs_of(SETTING, name, updates, shop) for name in THEORY_S}
     claims: list[Claim] = []
-    for name, whole_s in THEORY_S.items():
+    for name, expected_s in THEORY_S.items():
         mean_s = sum(run.virtual_s for run in runs[name]) / len(runs[name])
-        what = f"{name}: time of {updates} updates, mean of {len(runs[name])} runs"
-        claims.append(number(what, whole_s * updates / UPDATES, mean_s, tolerance=THREE_RUNS))
+        label = f"{name}: time of {updates} updates, mean of {len(runs[name])} runs"
+        claims.append(number(label, expected_s * updates / UPDATES, mean_s, tolerance=THREE_RUNS))
     first = [run.by_updates()[0].value for run in runs["full-sync"]]
     is_comparable = images.is_the_papers
     claims.append(
@@ -39,15 +39,15 @@ def draw(shop: Workshop) -> Drawn:
     )
     for name, seed_runs in runs.items():
         finals = [run.final for run in seed_runs]
-        what = f"{name}: ln(loss) at the end"
-        claims.append(reading(what, END, finals, band=BAND, why=WHY, is_comparable=is_comparable))
+        label = f"{name}: ln(loss) at the end"
+        claims.append(reading(label, END, finals, band=BAND, why=WHY, is_comparable=is_comparable))
     claims.append(_order(runs, is_comparable=is_comparable))
     curves = curves_of(runs)
-    label = "ln(loss), penalty included"
-    whole = Diagram(
-        label=label, curves=curves, x_label="virtual seconds (X ~ exp(1 s))", height=230
+    y_label = "ln(loss), penalty included"
+    full_diagram = Diagram(
+        label=y_label, curves=curves, x_label="virtual seconds (X ~ exp(1 s))", height=230
     )
-    begin = Diagram(
+    zoomed_diagram = Diagram(
         label=f"the same, the first {ZOOMED_S:g} s", curves=curves,
         x_label="virtual seconds (X ~ exp(1 s))", height=230, stop=ZOOMED_S,
     )  # fmt: skip
@@ -55,9 +55,9 @@ def draw(shop: Workshop) -> Drawn:
     svg = draw_chart(
         title,
         f"softmax regression on {images.title}; thick: mean of the seeds, thin: each",
-        [whole, begin],
+        [full_diagram, zoomed_diagram],
     )
-    return Drawn(svg=svg, claims=tuple(claims), data=images.title)
+    return Drawing(svg=svg, claims=tuple(claims), data=images.title)
 
 
 def runs_of(setting: Setting, protocol: str, updates: int, shop: Workshop) -> tuple[Run, ...]:

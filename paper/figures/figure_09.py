@@ -8,7 +8,7 @@ from paceline.report.chart import Diagram, draw_chart
 
 from ..tasks import grey
 from ..training import Run, Setting, train
-from .base import Claim, Drawn, Figure, Workshop, sentence
+from .base import Claim, Drawing, Figure, Workshop, sentence
 from .figure_08 import curves_of
 
 ETA = 0.01
@@ -23,7 +23,7 @@ SPIKE = 0.1
 """ln(loss): a larger rise from one evaluation to the next is a spike, a loss up by a tenth."""
 
 
-def draw(shop: Workshop) -> Drawn:
+def draw(shop: Workshop) -> Drawing:
     """ln(loss) against updates, and against time."""
     images, updates = grey(), shop.effort.updates(UPDATES)
     runs: dict[str, tuple[Run, ...]] = {}
@@ -45,7 +45,9 @@ def draw(shop: Workshop) -> Drawn:
         f"{images.title}; thick: mean of the seeds, thin: each",
         diagrams,
     )
-    return Drawn(svg=svg, claims=(_spikes(runs), _roughness(runs), _ends(runs)), data=images.title)
+    return Drawing(
+        svg=svg, claims=(_spikes(runs), _roughness(runs), _ends(runs)), data=images.title
+    )
 
 
 def _rises(run: Run) -> list[float]:

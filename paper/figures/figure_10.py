@@ -5,7 +5,7 @@ from paceline.conditions.delays import parse_delay
 from paceline.report.chart import Diagram, draw_chart
 
 from ..training import Run
-from .base import Claim, Drawn, Figure, Source, Workshop, number, sentence
+from .base import Claim, Drawing, Figure, Source, Workshop, number, sentence
 from .figure_08 import SETTING, THREE_RUNS, UPDATES, curves_of, runs_of
 
 K = 4
@@ -14,7 +14,7 @@ SAME = 0.03
 """ln(loss): two protocols without staleness differ only by the noise of their samples."""
 
 
-def draw(shop: Workshop) -> Drawn:
+def draw(shop: Workshop) -> Drawing:
     """ln(loss) against time and against updates."""
     images, updates = shop.images(), shop.effort.updates(UPDATES)
     runs = {name: runs_of(SETTING, name, updates, shop) for name in PROTOCOLS}
@@ -38,7 +38,7 @@ def draw(shop: Workshop) -> Drawn:
         f"softmax regression on {images.title}; thick: mean of the seeds, thin: each",
         diagrams,
     )
-    return Drawn(svg=svg, claims=tuple(claims), data=images.title)
+    return Drawing(svg=svg, claims=tuple(claims), data=images.title)
 
 
 def _time(name: str, seed_runs: tuple[Run, ...], updates: int) -> Claim:
@@ -46,8 +46,8 @@ def _time(name: str, seed_runs: tuple[Run, ...], updates: int) -> Claim:
     expected_s = theory.update_s(name.partition(":")[0], delay, SETTING.num_workers, K)
     assert expected_s is not None
     mean_s = sum(run.virtual_s for run in seed_runs) / len(seed_runs)
-    what = f"{name}: time of {updates} updates, mean of {len(seed_runs)} runs"
-    return number(what, updates * expected_s, mean_s, tolerance=THREE_RUNS)
+    label = f"{name}: time of {updates} updates, mean of {len(seed_runs)} runs"
+    return number(label, updates * expected_s, mean_s, tolerance=THREE_RUNS)
 
 
 def _mean_final(seed_runs: tuple[Run, ...]) -> float:

@@ -3,7 +3,7 @@
 from paceline.report.chart import Diagram, draw_chart
 
 from ..training import Run, Setting
-from .base import Claim, Drawn, Figure, Workshop, reading, sentence
+from .base import Claim, Drawing, Figure, Workshop, reading, sentence
 from .figure_08 import curves_of, runs_of
 
 SETTING = Setting(num_workers=8, delay="1s+exp:1s", mini_batch_size=1, eta=0.05, penalty=0.01)
@@ -18,17 +18,17 @@ STATED = (
 )
 
 
-def draw(shop: Workshop) -> Drawn:
+def draw(shop: Workshop) -> Drawing:
     """ln(loss) against updates."""
     images = shop.images()
     runs = k_sync_runs(shop)
     claims: list[Claim] = []
     finals = {name: [run.final for run in seed_runs] for name, seed_runs in runs.items()}
     for name, floor in FLOORS.items():
-        what = f"{name}: ln(loss) at the end"
+        label = f"{name}: ln(loss) at the end"
         claims.append(
             reading(
-                what, (floor, floor), finals[name], band=BANDS[name], why=WHY,
+                label, (floor, floor), finals[name], band=BANDS[name], why=WHY,
                 is_comparable=images.is_the_papers,
             )
         )  # fmt: skip
@@ -50,7 +50,7 @@ def draw(shop: Workshop) -> Drawn:
         f"softmax regression on {images.title}; thick: mean of the seeds, thin: each",
         [diagram],
     )
-    return Drawn(svg=svg, claims=tuple(claims), data=images.title)
+    return Drawing(svg=svg, claims=tuple(claims), data=images.title)
 
 
 def k_sync_runs(shop: Workshop) -> dict[str, tuple[Run, ...]]:

@@ -7,7 +7,7 @@ from paceline.conditions.delays import parse_delay
 from paceline.report.chart import Diagram, draw_chart
 
 from ..training import Run
-from .base import Claim, Drawn, Figure, Workshop, number, sentence
+from .base import Claim, Drawing, Figure, Workshop, number, sentence
 from .figure_08 import curves_of
 from .figure_11 import SETTING, STATED, k_sync_runs
 
@@ -17,7 +17,7 @@ BEST = "k-sync:4"
 GRID = 50
 
 
-def draw(shop: Workshop) -> Drawn:
+def draw(shop: Workshop) -> Drawing:
     """ln(loss) against time."""
     images, runs = shop.images(), k_sync_runs(shop)
     claims = [_time(name, seed_runs) for name, seed_runs in runs.items()]
@@ -33,7 +33,7 @@ def draw(shop: Workshop) -> Drawn:
         f"softmax regression on {images.title}; thick: mean of the seeds, thin: each",
         [diagram],
     )
-    return Drawn(svg=svg, claims=tuple(claims), data=images.title)
+    return Drawing(svg=svg, claims=tuple(claims), data=images.title)
 
 
 def _time(name: str, seed_runs: tuple[Run, ...]) -> Claim:
@@ -42,8 +42,8 @@ def _time(name: str, seed_runs: tuple[Run, ...]) -> Claim:
     assert expected_s is not None
     updates = seed_runs[0].updates
     mean_s = sum(run.virtual_s for run in seed_runs) / len(seed_runs)
-    what = f"{name}: time of {updates:,} updates"
-    return number(what, updates * expected_s, mean_s, tolerance=TIME)
+    label = f"{name}: time of {updates:,} updates"
+    return number(label, updates * expected_s, mean_s, tolerance=TIME)
 
 
 def _best(runs: dict[str, tuple[Run, ...]], *, is_comparable: bool) -> Claim:

@@ -1,7 +1,7 @@
 """No figure: times and staleness from our notes on the paper, P = 8 and P = 20."""
 
 from ..timing import Timed, update_time
-from .base import Claim, Drawn, Figure, Source, Workshop, number, sentence
+from .base import Claim, Drawing, Figure, Source, Workshop, number, sentence
 
 UPDATES = 40_000
 SHIFTED = "1s+exp:1s"
@@ -17,7 +17,7 @@ STALENESS = {(8, 2): (3.00, 3.50), (20, 5): (3.00, 3.80)}
 """K-async and K-batch-async, in versions, by P and K."""
 
 
-def draw(shop: Workshop) -> Drawn:
+def draw(shop: Workshop) -> Drawing:
     """Compare each value with a simulation of 40,000 updates."""
     updates = shop.effort.updates(UPDATES)
     shop.say("time an update, 1 + exp(1)")
@@ -27,35 +27,35 @@ def draw(shop: Workshop) -> Drawn:
         for k, values in TIMES.items() for name, value in values.items()
     ]  # fmt: skip
     shop.say("heavy tails and staleness")
-    for (num_workers, k), drawn in HEAVY.items():
-        claims += _heavy(num_workers, k, drawn, updates)
+    for (num_workers, k), expected_s in HEAVY.items():
+        claims += _heavy(num_workers, k, expected_s, updates)
     for (num_workers, k), values in STALENESS.items():
         for name, versions in zip(("k-async", "k-batch-async"), values, strict=True):
             timed = update_time(f"{name}:{k}", num_workers, "exp:1s", updates)
-            what = f"{name}, P = {num_workers}, K = {k}: mean staleness (versions)"
-            claims.append(number(what, versions, timed.staleness_versions))
+            label = f"{name}, P = {num_workers}, K = {k}: mean staleness (versions)"
+            claims.append(number(label, versions, timed.staleness_versions))
     fresh = update_time("k-async:4", 8, "exp:1s", updates).fresh_share
     claims.append(number("K-async, P = 8, K = 4, exp(1): share of fresh gradients", 0.5, fresh))
-    return Drawn(svg="", claims=tuple(claims))
+    return Drawing(svg="", claims=tuple(claims))
 
 
-def _heavy(num_workers: int, k: int, drawn: tuple[float, float], updates: int) -> list[Claim]:
-    where = f"P = {num_workers}, K = {k}, Pareto(2, 1)"
-    lazy = update_time(f"k-async:{k}", num_workers, "pareto:2,1s", updates)
-    strict = update_time(f"k-sync:{k}", num_workers, "pareto:2,1s", updates)
+def _heavy(num_workers: int, k: int, expected_s: tuple[float, float], updates: int) -> list[Claim]:
+    case = f"P = {num_workers}, K = {k}, Pareto(2, 1)"
+    k_async = update_time(f"k-async:{k}", num_workers, "pareto:2,1s", updates)
+    k_sync = update_time(f"k-sync:{k}", num_workers, "pareto:2,1s", updates)
     return [
-        _time(f"K-async, {where}: time an update", drawn[0], lazy),
-        _time(f"K-sync, {where}: time an update", drawn[1], strict),
+        _time(f"K-async, {case}: time an update", expected_s[0], k_async),
+        _time(f"K-sync, {case}: time an update", expected_s[1], k_sync),
         sentence(
-            f"{where}", "cancelling is faster: K-sync before K-async",
-            f"{strict.seconds:.3f} and {lazy.seconds:.3f}", strict.seconds < lazy.seconds,
+            f"{case}", "cancelling is faster: K-sync before K-async",
+            f"{k_sync.seconds:.3f} and {k_async.seconds:.3f}", k_sync.seconds < k_async.seconds,
             source=Source.THEORY,
         ),
     ]  # fmt: skip
 
 
-def _time(what: str, drawn_s: float, one: Timed) -> Claim:
-    return number(what, drawn_s, one.seconds, error=one.error_s)
+def _time(label: str, expected_s: float, timed: Timed) -> Claim:
+    return number(label, expected_s, timed.seconds, error=timed.error_s)
 
 
 FIGURE = Figure(

@@ -24,7 +24,7 @@ from paper.figures import (
 )
 from paper.figures.base import (
     Claim,
-    Drawn,
+    Drawing,
     Effort,
     Figure,
     Source,
@@ -33,7 +33,7 @@ from paper.figures.base import (
     reading,
     sentence,
 )
-from paper.page import Made, page
+from paper.page import FigureResult, page
 from paper.tasks import CLASSES, Images, Repeated, Softmax, grey, metrics, objective
 from paper.training import Measured, Run, Setting, train
 
@@ -58,14 +58,14 @@ def test_figure_has_a_plot_and_claims(
     figure: Figure, shop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figure_09, "grey", lambda: grey(500))
-    drawn = figure.draw(shop)
-    assert drawn.claims
+    drawing = figure.draw(shop)
+    assert drawing.claims
     assert figure.stated
-    for claim in drawn.claims:
+    for claim in drawing.claims:
         assert "nan" not in claim.ours
         assert "inf" not in claim.ours
-    if drawn.svg:
-        root = ElementTree.fromstring(drawn.svg)
+    if drawing.svg:
+        root = ElementTree.fromstring(drawing.svg)
         words = [node.text or "" for node in root.iter(f"{SVG}text")]
         assert any(word.startswith(f"Figure {figure.number}:") for word in words)
         lines = list(root.iter(f"{SVG}polyline"))
@@ -119,7 +119,7 @@ def test_number_agrees_within_its_tolerance(ours: float, agrees: bool) -> None:
     claim = number("time", 100.0, ours, error=0.5)
     assert claim.agrees is agrees
     assert claim.verdict == ("yes" if agrees else "**no**")
-    assert (claim.theirs, claim.tolerance) == ("100.0", "2 %")
+    assert (claim.reference, claim.tolerance) == ("100.0", "2 %")
     assert claim.ours == f"{ours:.4g} ± 0.50"
 
 
@@ -128,7 +128,7 @@ def test_value_read_from_a_plot_may_lie_near_its_range() -> None:
         return reading("end", paper, list(values), band=0.1, why="so", is_comparable=True)
 
     inside = read((-0.05, 0.0), -0.14, -0.10)
-    assert (inside.agrees, inside.off, inside.tolerance) == (True, "0.070", "0.1: so")
+    assert (inside.agrees, inside.deviation, inside.tolerance) == (True, "0.070", "0.1: so")
     assert not read((-0.05, 0.0), -0.16).agrees
     assert not read((-0.2, -0.2), -0.05).agrees
 
@@ -146,8 +146,10 @@ def test_claims_on_other_data_are_not_counted() -> None:
     assert other.verdict == "other data"
     plot = reading("end", (-0.2, -0.2), [0.3], band=0.1, why="so", is_comparable=True)
     claims = (number("a", 1.0, 1.0), number("b", 1.0, 2.0), plot, other)
-    made = Made(figure=FIGURES["facts"], drawn=Drawn(svg="", claims=claims), wall_s=1.0, cpu_s=1.0)
-    lines = page([made], "a machine", "make paper")
+    result = FigureResult(
+        figure=FIGURES["facts"], drawing=Drawing(svg="", claims=claims), wall_s=1.0, cpu_s=1.0
+    )
+    lines = page([result], "a machine", "make paper")
     first = next(number for number, line in enumerate(lines) if "**1 of 2**" in line)
     assert lines[first] == "- beside theory: **1 of 2** within their tolerance"
     assert lines[first - 1] == "- beside what the paper prints: **0 of 1** within their tolerance"
@@ -161,11 +163,14 @@ def test_claims_on_other_data_are_not_counted() -> None:
 
 def test_table_rows_have_one_cell_per_column() -> None:
     claim = Claim(
-        what="a", source=Source.PAPER, theirs="1", ours="2", off="3", tolerance="4", agrees=True,
+        label="a", source=Source.PAPER, reference="1", ours="2", deviation="3", tolerance="4",
+        agrees=True,
     )  # fmt: skip
     figure = FIGURES["facts"]
-    made = Made(figure=figure, drawn=Drawn(svg="", claims=(claim,)), wall_s=0.0, cpu_s=0.0)
-    rows = [line for line in page([made], "", "") if line.startswith("|")]
+    result = FigureResult(
+        figure=figure, drawing=Drawing(svg="", claims=(claim,)), wall_s=0.0, cpu_s=0.0
+    )
+    rows = [line for line in page([result], "", "") if line.startswith("|")]
     assert {row.count("|") for row in rows} == {7}
 
 
