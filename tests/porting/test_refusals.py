@@ -576,11 +576,8 @@ def test_unrelated_attributes_named_module_are_kept() -> None:
     assert "print(model)" in text
 
 
-PLAYED = """\
-import torch
+PLAYER = """
 import torch.multiprocessing as mp
-from torch import nn
-from torch.utils.data import DataLoader
 
 
 def play(end):
@@ -589,15 +586,8 @@ def play(end):
 
 here, there = mp.Pipe()
 mp.Process(target=play, args=(there,)).start()
-model = nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = DataLoader(data, batch_size=8)
-for epoch in range(3):
-    for x, y in loader:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
 """
+PLAYED = SCRIPT.replace("\nmodel =", f"{PLAYER}model =", 1)
 
 
 def test_process_without_gradients_is_ported() -> None:
