@@ -5,8 +5,10 @@ import pytest
 
 from paceline.porting.dataflow import Flow
 from paceline.porting.leftovers import leftovers
+from paceline.porting.loops import Stepping
 from paceline.porting.notes import notes_of_loop
 from paceline.porting.tree import SourceTree
+from paceline.porting.whole_batch import whole_batch
 
 SCRIPT = """\
 import torch
@@ -182,3 +184,74 @@ def test_progress_counted_by_the_length_of_a_batch_is_noted(shown: str, is_said:
     text = text.replace("    right", f"    print({shown})\n    right")
     said = [one for one in notes_of_loop(text, "train.py") if "counts samples by len(x)" in one]
     assert [one.partition(" ")[0] for one in said] == ["train.py:14"] * is_said
+
+
+PAIRS = """\
+import torch
+from lightly.loss import NTXentLoss
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+class Compare(nn.Module):
+    def forward(self, x):
+        return PRODUCT.logsumexp(1).mean()
+
+
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(data, batch_size=8)
+compare = Compare()
+for x, y in loader:
+    optimizer.zero_grad()
+    out = model(x)
+    LOSS.backward()
+    optimizer.step()
+"""
+
+
+def lines_of_pairs(product: str, loss: str) -> list[str]:
+    text = PAIRS.replace("PRODUCT", product).replace("LOSS", loss)
+    said = [one for one in notes_of_loop(text, "a.py") if "samples of a batch together" in one]
+    assert list(notes_of_loop(text, "a.py", is_per_worker=True)) == []
+    return [one.partition(" ")[0] for one in said]
+
+
+@pytest.mark.parametrize(
+    "product",
+    ["(x @ x.T)", "torch.matmul(x, x.t())", "torch.mm(x, x.transpose(0, 1))", "torch.cdist(x, x)"],
+)
+def test_loss_over_pairs_of_samples_is_noted(product: str) -> None:
+    assert lines_of_pairs(product, "compare(out)") == ["a.py:9"]
+    assert lines_of_pairs(product, "out.mean()") == []  # not called
+
+
+@pytest.mark.parametrize(
+    "product",
+    ["x @ self.weight.T", "x @ x", "x @ embed.weight.t()", "torch.trace(torch.mm(x, x.t()))"],
+)
+def test_product_that_has_no_pairs_of_samples_is_not_noted(product: str) -> None:
+    assert lines_of_pairs(product, "compare(out)") == []
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_noted"),
+    [
+        ("((out - out.mean()) / (out.std() + 1e-8) * y).mean()", True),
+        ("(out / out.std(0)).mean()", True),
+        ("(out / out.std(dim=-1, keepdim=True)).mean()", False),
+        ("(out / torch.std(out, 1)).mean()", False),
+        ("NTXentLoss()(out, y)", True),
+        ("nn.CrossEntropyLoss()(out, y)", False),
+    ],
+)
+def test_loss_with_statistics_of_its_batch_is_noted(loss: str, is_noted: bool) -> None:
+    assert lines_of_pairs("x", loss) == ["a.py:19"] * is_noted
+
+
+def test_model_of_the_script_is_not_read_for_pairs_of_samples() -> None:
+    text = PAIRS.replace("PRODUCT", "(x @ x.T)").replace("LOSS", "compare(out)")
+    text = text.replace("model = nn.Linear(4, 2)", "model = Compare()").replace(
+        "compare(out)", "out"
+    )
+    assert list(whole_batch(Stepping(Flow(SourceTree(text))))) == []

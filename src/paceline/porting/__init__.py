@@ -11,6 +11,7 @@
     uses               what the number of a loop's turn is used for
     together           what needs workers that step together
     leftovers          what a turn that is called off would leave to the next one
+    whole_batch        what a loss computes from all samples of a batch together
     notes              the notes beside a diff
     refusals           what cannot be ported by adding lines
     rewrite            the passes that rewrite a script for Paceline

@@ -1,7 +1,8 @@
 """The notes that ``launch --check`` prints beside a diff.
 
-    a summed loss, a mean over all samples, a learning rate set by hand, state carried on from an
-    iteration, a computation with its number, collections, a second loader, a break
+    a summed loss, one that compares samples, a mean over all samples, a learning rate set by hand,
+    state carried on from an iteration, a computation with its number, collections, a second loader,
+    a break
         ->  a sentence each, with its line
 
 None of them prevents the change. Above 300 lines, since each note is beside what it is read from.
@@ -20,6 +21,7 @@ from .leftovers import leftovers
 from .loops import Stepping
 from .together import carried_states, computes, rates_by_hand, schedules_now_and_then
 from .tree import SourceTree, by_name, positional
+from .whole_batch import whole_batch
 
 _BY_HAND = (
     "takes its batches by next(), so each worker counts its own: where workers do not step "
@@ -42,6 +44,7 @@ def notes_of_loop(text: str, name: str, *, is_per_worker: bool = False) -> Itera
     training = Stepping(flow)
     if training.loop.loader is not None and not is_per_worker:  # workers share a batch
         yield from _notes_of_sums(training, name)
+        yield from _notes_of_pairs(training, name)
         yield from _notes_of_progress(training, name)
     yield from _notes_of_targets(script, name)
     yield from _notes_of_means(training, name)
@@ -74,6 +77,19 @@ def _notes_of_sums(training: Stepping, name: str) -> Iterator[str]:
         yield (
             f"{name}:{line} sums the loss over a batch, and workers average their sums: with K "
             "workers an update is 1/K as large; use the mean, or multiply the learning rate by K"
+        )
+
+
+def _notes_of_pairs(training: Stepping, name: str) -> Iterator[str]:
+    """Yield notes on what is computed from all samples of a batch, of which a worker has a part."""
+    script = training.flow.script
+    first = {script.line(node): script.code(node) for node in reversed([*whole_batch(training)])}
+    for line, code in sorted(first.items()):
+        yield (
+            f"{name}:{line} computes {' '.join(code.split())} from all samples of a batch "
+            "together, and a worker has only its part: with K workers each sample is compared with "
+            '1/K as many; prepare(..., batch="per-worker") leaves each worker a batch as large as '
+            "the loader's"
         )
 
 
