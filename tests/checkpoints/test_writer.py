@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,38 @@ def test_pending_requests_of_a_dead_writer_are_written_here(
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_request_cut_off_by_a_second_signal_is_written_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_sent: bool
+) -> None:
+    here, start = WriteQueue(SharedMemory.create(64)), WriteQueue._start
+
+    def started(queue: WriteQueue) -> "subprocess.Popen[bytes]":
+        start(queue)
+        raise KeyboardInterrupt
+
+    def half_read(descriptor: int, size: int) -> bytes:
+        monkeypatch.undo()
+        os.read(descriptor, size)
+        raise KeyboardInterrupt
+
+    def hand_in_and_wait() -> None:
+        with closing(here):
+            here.hand_in(request(tmp_path, {"run.json": {"version": 1}}), is_last=False)
+            here.finish()
+
+    if is_sent:
+        monkeypatch.setattr(os, "read", half_read)
+    else:
+        monkeypatch.setattr(WriteQueue, "_start", started)
+    with pytest.raises(KeyboardInterrupt):
+        hand_in_and_wait()
+    [answer] = here.answers()
+    assert "sealed" in answer
+    assert CheckpointFolder(tmp_path).newest().json("run.json") == {"version": 1}
 
 
 def test_a_renamed_checkpoint_without_a_pointer_is_the_newest(

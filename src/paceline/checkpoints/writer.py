@@ -10,8 +10,9 @@ with its parent. It writes tensors in their own shapes, also those with permuted
 
 At a stop and at the end a write delays nobody, so it is done in this process, after the writer's
 pending requests. A writer that was stopped or has died is killed; its pending requests are written
-in this process. Above 300 lines since both sides of its pipe are here. This module must not know
-what is due, nor runs, members or torch.
+in this process. So they are if a second signal, which ends the run wherever it is, came while a
+request was sent or an answer was read. Above 300 lines since both sides of its pipe are here. This
+module must not know what is due, nor runs, members or torch.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ class WriteQueue:
         self._stopped_s = math.inf
         """Since when the writer has been seen stopped."""
         self._answers: list[Answer] = []
+        self._is_in_doubt = False
+        """Whether an exception came while bytes went to or came from the writer."""
 
     @property
     def is_busy(self) -> bool:
@@ -79,19 +82,20 @@ class WriteQueue:
             self.finish()
             self._answers.append(write(request, self._memory.buffer))
             return
-        self._pending.append(request)
-        try:
-            process = self._start() if self._process is None else self._process
-        except OSError as error:
-            self._fail_pending(error.strerror or str(error))
-            return
-        self._unsent += json.dumps(request).encode() + b"\n"
-        self._send(process)
+        with self._undivided():
+            self._pending.append(request)
+            try:
+                process = self._start() if self._process is None else self._process
+            except OSError as error:
+                self._fail_pending(error.strerror or str(error))
+                return
+            self._unsent += json.dumps(request).encode() + b"\n"
+            self._send(process)
 
     def finish(self) -> None:
         """Wait until all requests are written; then the pinned memory may change."""
         while self._pending:
-            if self._read(_LOOK_S):
+            if self._is_in_doubt or self._read(_LOOK_S):
                 self._write_pending()
 
     def answers(self) -> list[Answer]:
@@ -105,6 +109,13 @@ class WriteQueue:
         """End the writer after its pending requests; may be called twice."""
         self.finish()
         self._end_writer()
+
+    @contextlib.contextmanager
+    def _undivided(self) -> Iterator[None]:
+        """Leave the writer in doubt if this is left by an exception: it may never answer."""
+        self._is_in_doubt = True
+        yield
+        self._is_in_doubt = False
 
     def _start(self) -> "subprocess.Popen[bytes]":
         with held_back():
@@ -140,28 +151,27 @@ class WriteQueue:
         Returns:
             Why the writer can do no more; empty if it can.
         """
-        assert self._process is not None
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
-        self._send(self._process)
-        assert self._process.stdin is not None
-        waiting = [self._process.stdin.fileno()] if self._unsent else []
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        descriptor = process.stdout.fileno()
+        with self._undivided():
+            self._send(process)
+        waiting = [process.stdin.fileno()] if self._unsent else []
         ready = wait_for([descriptor], waiting, within_s)
         if descriptor not in ready:
-            if ready:
+            if ready or not self._is_stopped(process.pid):
                 return ""
-            if not self._is_stopped(self._process.pid):
-                return ""
-            self._process.kill()
+            process.kill()
             return "its writer was stopped (SIGSTOP)"
-        data = os.read(descriptor, 1 << 16)
-        if not data:
-            return f"its writer ended (exit {self._process.wait()})"
-        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
-        for line in lines:
-            self._answers.append(json.loads(line))
-            self._pending.popleft()
-        return ""
+        with self._undivided():
+            data = os.read(descriptor, 1 << 16)
+            *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+            for line in lines:
+                self._answers.append(json.loads(line))
+                self._pending.popleft()
+        return "" if data else f"its writer ended (exit {process.wait()})"
 
     def _is_stopped(self, pid: int) -> bool:
         """Return whether the writer has been stopped for `_STOPPED_S`: it may never continue."""
@@ -190,6 +200,7 @@ class WriteQueue:
     def _end_writer(self) -> None:
         """Kill the writer, which has nothing to do, and may be stopped."""
         process, self._process = self._process, None
+        self._is_in_doubt = False
         if process is None:
             return
         process.kill()
