@@ -2,6 +2,7 @@
 
     porting            what ``launch`` tells the user of a script
     check              what ``launch --check`` answers: a diff, or why there is none
+    project            a script, and the file of its project that has the loop, as one text
     reading            what a script's names mean, and what all its workers would write at once
     tree, dataflow     its syntax tree, which keeps comments and layout; where its values come from
     loops, parts       the loop that trains, and what `prepare` is given for it

@@ -2,22 +2,30 @@
 
     text -> nothing to add | a diff and notes on it | a sentence why the script cannot be ported
 
+If the training loop is in a file that the script imports, both are read, and the diff is of both.
 The script is read, never run, and nothing is written. This module must not know engines or
 settings.
 """
 
+import dataclasses
 import difflib
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
 from ..program import ScriptProgram
 from .accelerate import is_for_accelerate, leave_accelerate
+from .loops import NO_LOOP
 from .notes import notes_of_loop
-from .porting import STRATEGY, by_hand, find, left_over, read
+from .parts import STARTED
+from .porting import STRATEGY, by_hand, find, is_foreign, left_over, read
+from .project import files_with_steps, has_steps, in_their_files, join, loop_is_used
 from .reading import Source, note_of_writes
-from .rewrite import port
-from .tree import CannotDerive
+from .refusals import refuse_anywhere
+from .rewrite import port, port_together
+from .tree import CannotDerive, SourceTree
 
 _MARK = "\ufeff"
 """The byte order mark with which some editors begin a UTF-8 file."""
@@ -71,7 +79,68 @@ def check(program: ScriptProgram) -> CheckResult:
         raise ConfigError(f"{path}:{error.lineno} is not valid Python ({error.msg})") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as Python in UTF-8: {error}") from None
-    return judge(source, str(path), _MARK if text.startswith(_MARK) else "")
+    mark = _MARK if text.startswith(_MARK) else ""
+    result = judge(source, str(path), mark)
+    if not result.reason or mark or has_steps(source.text):
+        return result
+    return _judge_project(path, source, result)
+
+
+def _judge_project(path: Path, source: Source, result: CheckResult) -> CheckResult:
+    """Return the change that a script needs if a file that it imports has its loop."""
+    for other, text in files_with_steps(path):
+        sources = (source, Source(text))
+        name = str(path.parent / os.path.relpath(other, path.resolve().parent))
+        try:
+            return _judge_together(sources, (str(path), name))
+        except CannotDerive as error:
+            reason = error.why.removesuffix(f"; {STARTED}")
+        if not loop_is_used(source.text, text):
+            continue
+        if not _is_refused(source) and not (alone := judge(sources[1], name)).reason:
+            return dataclasses.replace(alone, script=str(path))
+        if NO_LOOP in result.reason:
+            detail = f"its loop is in another file: {reason or f'{name}, which is not understood'}"
+            reason = by_hand(source, str(path), detail, is_in_files=True)
+            result = CheckResult(script=str(path), reason=reason)
+    return result
+
+
+def _is_refused(source: Source) -> bool:
+    """Whether a script cannot stay as it is: it has workers of its own, or another library's."""
+    try:
+        refuse_anywhere(SourceTree(source.text))
+    except CannotDerive:
+        return True
+    return is_foreign(source)
+
+
+def _judge_together(sources: Sequence[Source], names: Sequence[str]) -> CheckResult:
+    """Return the change of a script and of a file that it imports.
+
+    Raises:
+        CannotDerive: there is none.
+    """
+    texts = [source.text for source in sources]
+    try:
+        after = port_together(texts)
+        ported = [Source(text) for text in after]
+        is_per_worker = any(_PER_WORKER in text for text in after)
+        notes = [*notes_of_loop(join(texts), names[0], is_per_worker=is_per_worker)]
+    except SyntaxError:
+        raise CannotDerive from None
+    except CannotDerive as error:
+        raise CannotDerive(in_their_files(error.why, names, texts)) from None
+    notes = [in_their_files(note, names, texts) for note in notes]
+    for one, name in zip(ported, names, strict=True):
+        notes += [note_of_writes(one, name), left_over(one)]
+    files = list(zip(texts, after, names, strict=True))
+    return CheckResult(
+        script=names[0],
+        diff="".join(unified(old, new, _label(name)) for old, new, name in files if old != new),
+        added=sum(added_lines(old, new) for old, new, _ in files),
+        notes=tuple(note for note in notes if note),
+    )
 
 
 _PER_WORKER = 'batch="per-worker"'
@@ -91,8 +160,8 @@ def judge(source: Source, name: str, mark: str = "") -> CheckResult:
             script=name, notes=tuple(note for note in (*known.notes, known.writes) if note)
         )
     try:
-        is_foreign = is_for_accelerate(source)
-        after, notes = leave_accelerate(source.text) if is_foreign else (port(source.text), ())
+        is_accelerated = is_for_accelerate(source)
+        after, notes = leave_accelerate(source.text) if is_accelerated else (port(source.text), ())
         ported = Source(after)
     except (CannotDerive, SyntaxError) as error:
         reason = error.why if isinstance(error, CannotDerive) else ""

@@ -27,6 +27,9 @@ _SCHEDULER = re.compile(
     r"lr_scheduler\.|\.SWALR$|(^|[._])(get|create|make|build)\w*schedul\w*$|(^|\.)\w+LR$"
 )
 _OF_A_MODEL = ("parameters", "named_parameters", "configure_optimizers", "trainable_parameters")
+_USES_OF_A_MODEL = ("train", "eval", "state_dict", "load_state_dict", "zero_grad", "parameters")
+_MOVES = ("to", "cuda", "cpu", "double", "float", "half")
+_LOSS = re.compile(r"(^|[._])(\w*criteri\w*|\w*loss\w*)$")
 _PASSED_ON = re.compile(
     r"(^|\.)(enumerate|islice|iter|tqdm|trange|track|progress|log_every|notebook)$"
 )
@@ -37,7 +40,9 @@ _MAKES_LISTS = (
     "numpy.array_split", "torch.split", "torch.chunk", "torch.tensor_split",
 )  # fmt: skip
 _DEPTH = 8
-_NO_LOOP = "no optimizer.step() in a loop was found; if another file has the loop, check that file"
+NO_LOOP = (
+    "no optimizer.step() in a loop was found, here or in the files of its folder that it imports"
+)
 
 
 class Loop(NamedTuple):
@@ -185,7 +190,36 @@ class OptimizerSteps:
                     and self.script.code(argument) in called
                 ):
                     models[self.script.code(argument)] = argument
+        if not models and not any(isinstance(origin, cst.Call) for origin in origins):
+            return self._given_models()
         return models
+
+    def _given_models(self) -> dict[str, cst.BaseExpression]:
+        """Return what the script calls and uses as a model, where another file makes all."""
+        used = {
+            self.script.code(call.func.value)
+            for call in self.script.calls(*_USES_OF_A_MODEL)
+            if isinstance(call.func, cst.Attribute)
+        }
+        return {
+            code: call.func
+            for call in self.script.every_call
+            if isinstance(call.func, cst.Name | cst.Attribute)
+            and (code := self.script.code(call.func)) in used
+            and not _LOSS.search(code)
+            and not any(isinstance(origin, cst.Call) for origin in self._makers(call.func))
+        }
+
+    def _makers(self, expr: cst.BaseExpression) -> list[cst.BaseExpression]:
+        """Return what made an object, whatever device it was moved to."""
+        makers = []
+        for origin in self.flow.origins(expr):
+            while isinstance(origin, cst.Call) and isinstance(origin.func, cst.Attribute):
+                if origin.func.attr.value not in _MOVES:
+                    break
+                origin = origin.func.value
+            makers.append(origin)
+        return makers
 
     def _owners(self, node: cst.CSTNode, depth: int = 0) -> Iterator[cst.BaseExpression]:
         """Yield objects whose ``parameters()`` are in an expression, or in its names' values."""
@@ -221,9 +255,11 @@ class OptimizerSteps:
             owner = call.func.value if isinstance(call.func, cst.Attribute) else None
             if not isinstance(owner, cst.Name | cst.Attribute):
                 continue
-            makers = [origin for origin in self.flow.origins(owner) if isinstance(origin, cst.Call)]
-            if any(_SCHEDULER.search(self.script.meaning(maker.func)) for maker in makers):
-                schedulers[self.script.code(owner)] = owner
+            code, origins = self.script.code(owner), self.flow.origins(owner)
+            makers = [origin for origin in origins if isinstance(origin, cst.Call)]
+            is_given = not makers and re.search(r"(^|[._])\w*schedul\w*$", code) is not None
+            if is_given or any(_SCHEDULER.search(self.script.meaning(one.func)) for one in makers):
+                schedulers[code] = owner
         return schedulers
 
 
@@ -274,7 +310,7 @@ class Stepping(OptimizerSteps):
                 loop = self._choose(call, chain)
                 loops[loop.node] = loop
         if not loops:
-            raise CannotDerive(self._by_hand_reason() or self._hidden_step_reason() or _NO_LOOP)
+            raise CannotDerive(self._by_hand_reason() or self._hidden_step_reason() or NO_LOOP)
         if len(loops) > 1:
             lines = " and ".join(str(script.line(node)) for node in loops)
             raise CannotDerive(

@@ -21,6 +21,7 @@ from .reading import INIT, WRAP
 from .tree import CannotDerive, Scope, SourceTree
 
 _DEPTH = 8
+STARTED = "check the script that is started, which is read with the files of its folder"
 
 
 class Parts:
@@ -58,6 +59,7 @@ class Parts:
         self.epochs = next((loop for loop in reversed(outer) if loop is not self.loop.node), None)
         if self.epochs is None and use is not self.loop.node:
             self.epochs = self.loop.outer[-1] if self.loop.outer else None
+        self._check_epochs()
 
     @property
     def names(self) -> list[str]:
@@ -83,6 +85,20 @@ class Parts:
         if not targets.keys() <= all_models.keys():
             raise CannotDerive
         return list(all_models.values())
+
+    def _check_epochs(self) -> None:
+        """Raise CannotDerive if another file may call the loop, with all that it is given."""
+        is_given = not any(
+            isinstance(origin, cst.Call)
+            for optimizer in self.training.optimizers.values()
+            for origin in self.flow.origins(optimizer)
+        )
+        if is_given and self.epochs is None and isinstance(self.scope, cst.FunctionDef):
+            raise CannotDerive(
+                f"line {self.script.line(self.loop.node)} trains in {self.scope.name.value}(), "
+                "which gets its model and its optimizer from elsewhere, perhaps each epoch; "
+                f"{STARTED}"
+            )
 
     def _wrapped(self, wraps: list[cst.Call]) -> dict[str, cst.BaseExpression]:
         """Return the names that wrapped models are assigned to, by their text."""
@@ -143,9 +159,14 @@ class Parts:
                 f"lines {', '.join(calls)} call {function.name.value}(), whose loop of line {line} "
                 "trains; where it only validates call a function without optimizer.step()"
             )
+        missing = "names for its model, its optimizer and its loader"
+        if not calls and isinstance(function, cst.FunctionDef):
+            return CannotDerive(
+                f"line {line} trains in {function.name.value}(), which has no {missing}, or is "
+                f"called from another file; {STARTED}"
+            )
         return CannotDerive(
-            f"the loop of line {line} trains, but no function that runs only once has names for "
-            "its model, its optimizer and its loader"
+            f"the loop of line {line} trains, but no function that runs only once has {missing}"
         )
 
     def _trial_reason(self, scope: Scope, use: cst.CSTNode, calls: str = "") -> CannotDerive | None:

@@ -105,6 +105,11 @@ def advise(source: Source, name: str) -> str | None:
     return f"{foreign}; under paceline it needs this change:\n\n{verdict.diff}{notes}".rstrip("\n")
 
 
+def is_foreign(source: Source) -> bool:
+    """Whether a script is for another library's workers, or for a process group of torch's."""
+    return bool(_foreign_workers(source, ""))
+
+
 def _foreign_workers(source: Source, name: str) -> str:
     """Return the half of a sentence that names a script's foreign workers; empty if it has none."""
     if (foreign := _foreign_run(source)) is not None:
@@ -129,13 +134,19 @@ def _foreign_run(source: Source) -> tuple[ast.Call, str] | None:
     return None
 
 
-def by_hand(source: Source, name: str, detail: str) -> str:
-    """Return why a script cannot be ported, and the lines to write by hand."""
+def by_hand(source: Source, name: str, detail: str, *, is_in_files: bool = False) -> str:
+    """Return why a script cannot be ported, and the lines to write by hand.
+
+    Args:
+        is_in_files: whether the lines belong into several files.
+    """
     foreign, explanation = _foreign_workers(source, name), f" ({detail})" if detail else ""
     if (run := _foreign_run(source)) is not None:
         return f"{foreign}; {_other_library(source, run[1])}{explanation}"
     if not foreign:
         reason = detail or "it is written in a way that is not understood"
+        if is_in_files:
+            return f"{name}: {reason}; {_PLAIN}; paceline.connect() is the same in each file"
         return f"{name}: {reason}" if detail else f"{name}: {reason}; {_PLAIN}"
     from .parts import names_of
 

@@ -29,6 +29,7 @@ from .iterators import inner_loader, row_that_takes
 from .leftovers import leftovers
 from .loops import Loop
 from .parts import Parts
+from .project import join, split
 from .reading import INIT, WRAP, Source, rereads, writes
 from .refusals import refuse_anywhere, refuse_loop
 from .together import needs_together
@@ -49,7 +50,29 @@ def port(text: str) -> str:
         CannotDerive: its optimizer, loader or loop cannot be found, something in it cannot be
             ported, or something of its process group that cannot stay would stay.
     """
-    script = SourceTree(text)
+    return port_together([text])[0]
+
+
+def port_together(texts: Sequence[str]) -> list[str]:
+    """Return a script, and the files that have parts of its loop, as written for Paceline.
+
+    Raises:
+        CannotDerive: see `port`.
+    """
+    joined = _ported(SourceTree(join(texts))).module.code
+    return [_connected(part) for part in split(joined, texts)]
+
+
+def _connected(text: str) -> str:
+    """Return a file with the line that makes ``pace``, if it uses it."""
+    script, edits = SourceTree(text), TreeEdits()
+    if script.uses("pace"):
+        connect(script, edits)
+    return script.module.visit(edits).code
+
+
+def _ported(script: SourceTree) -> SourceTree:
+    """Return the script with all lines but the one that makes ``pace``."""
     if uses := script.uses("pace"):
         raise CannotDerive(f"line {script.line(uses[0])} already uses the name pace")
     refuse_anywhere(script)
@@ -72,11 +95,7 @@ def port(text: str) -> str:
     if parts.is_flagged:
         _main(script, edits)
     script = SourceTree(script.module.visit(edits).code)
-    if not parts.is_flagged:
-        script = leave_group(script)
-    edits = TreeEdits()
-    connect(script, edits)
-    return script.module.visit(edits).code
+    return script if parts.is_flagged else leave_group(script)
 
 
 # -- the four lines --------------------------------------------------------------------------------
