@@ -100,7 +100,10 @@ def launch(folder: Path, protocol: str, seconds: float, faults: list[str]) -> su
     ]  # fmt: skip
     screen, scratch = (folder / "screen").open("w"), folder / "tmp"
     scratch.mkdir()
-    environment = {**os.environ, "TMPDIR": str(scratch)}
+    caches = folder / "caches"  # torch's own cache, shared by all runs of a user
+    environment = {
+        **os.environ, "TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": str(caches),
+    }  # fmt: skip
     return subprocess.Popen(
         command, cwd=folder, stdout=screen, stderr=screen, text=True, env=environment
     )

@@ -218,7 +218,9 @@ def test_joined_texts_are_split_again() -> None:
     texts = ["a = 1", "b = 2\n"]
     assert split(join(texts), texts) == texts
     assert split(join(texts[:1]), texts[:1]) == texts[:1]
-    assert in_their_files("a.py:1 and line 3", ["a.py", "b.py"], texts) == "a.py:1 and b.py:1"
+    names, said = ["a.py", "b.py"], "a.py:1 and line 3 (so do lines 3, 4, as does line 1)"
+    expected = "a.py:1 and b.py:1 (so do b.py:1, b.py:2, as does line 1)"
+    assert in_their_files(said, names, texts) == expected
     with pytest.raises(CannotDerive):
         join(["def f(): pass\n", "class f: pass\n"])
     assert not has_steps("step(")

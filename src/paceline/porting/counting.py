@@ -141,8 +141,9 @@ def _count_of_for(flow: Flow, loop: cst.For) -> TurnCount:
     target = script.code(loop.target)
     if not isinstance(call, cst.Call) or name.rpartition(".")[2] not in ("range", "trange"):
         raise CannotDerive(
-            f"the loop of line {script.line(loop)} iterates over {script.code(loop.iter)}, "
-            "which is neither a DataLoader nor range(n); use one of them"
+            f"the loop of line {script.line(loop)} iterates over "
+            f"{' '.join(script.code(loop.iter).split())}, which is neither a DataLoader nor "
+            "range(n); use one of them"
         )
     arguments = [script.code(argument) for argument in positional(call)]
     if len(arguments) > 2 or not isinstance(loop.target, cst.Name):

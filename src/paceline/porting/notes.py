@@ -114,15 +114,16 @@ def _notes_of_progress(training: Stepping, name: str) -> Iterator[str]:
 
 
 def _notes_of_targets(script: SourceTree, name: str) -> Iterator[str]:
-    """Yield notes on losses that are means over some of the targets."""
-    for call in script.every_call:
-        if "ignore_index" in by_name(call):
-            yield (
-                f"{name}:{script.line(call)} averages over the targets that ignore_index leaves, "
-                "and workers' means are weighted by their numbers of samples: if samples have "
-                "different numbers of targets write with pace.step() as step: and step.weight = "
-                "float((y != index).sum())"
-            )
+    """Yield a note on losses that are means over some of the targets."""
+    lines = [script.line(call) for call in script.every_call if "ignore_index" in by_name(call)]
+    if lines:
+        others = f" (so do lines {', '.join(map(str, lines[1:]))})" if lines[1:] else ""
+        yield (
+            f"{name}:{lines[0]} averages over the targets that ignore_index leaves{others}, "
+            "and workers' means are weighted by their numbers of samples: if samples have "
+            "different numbers of targets write with pace.step() as step: and step.weight = "
+            "float((y != index).sum())"
+        )
 
 
 def _summed_losses(training: Stepping) -> Iterator[cst.Call]:

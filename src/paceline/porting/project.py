@@ -127,7 +127,10 @@ def in_their_files(sentence: str, names: Sequence[str], texts: Sequence[str]) ->
     first = len(texts[0].removesuffix("\n").split("\n")) + 1
 
     def placed(found: re.Match[str]) -> str:
-        line = int(found[2])
-        return found[0] if line <= first else f"{names[1]}:{line - first}"
+        lines = [int(number) for number in re.findall(r"\d+", found[2])]
+        if all(line <= first for line in lines):
+            return found[0]
+        return ", ".join(f"{names[1]}:{line - first}" for line in lines)
 
-    return re.sub(rf"({re.escape(names[0])}:|\bline )(\d+)", placed, sentence)
+    lines = r"\d+(?:, \d+)*"
+    return re.sub(rf"({re.escape(names[0])}:|\blines? )({lines})", placed, sentence)
