@@ -13,6 +13,7 @@ from paceline.exchange.base import Clock, are_at_odds, settings_word
 from paceline.exchange.evaluation import LocalRanges, SharedRanges, ranges_of
 from paceline.exchange.rounds import Barrier, GivenUp, Line, RoundsTold, check_settings, common_clip
 from paceline.run.peers import RoundsBook
+from paceline.store import memory
 from paceline.store.clip import UNCLIPPED, Clip
 from paceline.store.control import MET, Control, control_bytes
 from paceline.store.memory import PrivateMemory, SharedMemory
@@ -76,6 +77,37 @@ def test_the_last_member_at_a_barrier_wakes_all_sleepers(monkeypatch: pytest.Mon
         thread.join(5.0)
     assert not any(thread.is_alive() for thread in sleepers)
     assert control[MET] == 1
+    assert [control[word] for word in control.asleep] == [0, 0, 0]
+
+
+def test_member_that_does_not_sleep_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[int] = []
+    control = Control(SharedMemory.create(control_bytes(2)), 2)
+    monkeypatch.setattr(control, "wake", woken.append)
+    first, second = (Barrier(control, seat, Clock()) for seat in range(2))
+    first.arrive()
+    second.wait()
+    assert woken == []
+    control[control.asleep[0]] = 1
+    first.arrive()
+    second.wait()
+    assert woken == [MET]
+
+
+def test_value_set_before_a_member_falls_asleep_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    control = Control(SharedMemory.create(control_bytes(2)), 2)
+    monkeypatch.setattr(memory, "spin", lambda: ())
+    monkeypatch.setattr(control, "_sleep", lambda *_: pytest.fail("it fell asleep"))
+    asked: list[int] = []
+
+    def is_early(value: int) -> bool:
+        asked.append(value)
+        if len(asked) == 1:
+            control[MET] = 1
+        return value < 1
+
+    assert control.wait_while(MET, is_early, 1.0, asleep=control.asleep[0])
+    assert asked == [0, 1, 1]
 
 
 def test_pushes_with_different_settings_or_clipping_are_refused() -> None:

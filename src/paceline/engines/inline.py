@@ -149,6 +149,7 @@ class _InlineControl(Control):
         timeout_s: float,
         *,
         is_soon: bool = True,
+        asleep: int | None = None,
     ) -> bool:
         if is_early(self[index]) and timeout_s > 0.0:
             self._thread.waits_for_word = True

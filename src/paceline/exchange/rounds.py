@@ -74,7 +74,8 @@ class Barrier:
     """The lines and barriers of one run, as its member at ``seat`` uses them.
 
     The last member at a barrier wakes all that sleep there: each sleeps once, however many there
-    are. A member that does not sleep yet polls where the others are.
+    are. A member that does not sleep yet polls where the others are, and is not woken. Should the
+    last one pass by in the instant in which another falls asleep, that one looks again by itself.
 
     Args:
         clock: the time at barriers is added to its ``wait_s``.
@@ -122,7 +123,7 @@ class Barrier:
         self._phase += 1
         self._control[self._control.arrived[self._seat]] = self._phase
         if self._have_all_come():
-            self._control.set_and_wake(MET, self._phase)
+            self._let_go()
         return self._phase
 
     def wait(self) -> None:
@@ -133,14 +134,21 @@ class Barrier:
         """
         control, phase = self._control, self.arrive()
         start = time.perf_counter()
-        while not control.wait_while(MET, self._is_early, _WAIT_S):
+        asleep = control.asleep[self._seat]
+        while not control.wait_while(MET, self._is_early, _WAIT_S, asleep=asleep):
             are_gone = [control[word] for word in control.gone]  # read before their positions
             phases = [control[word] for word in control.arrived]
             if any(gone and at < phase for gone, at in zip(are_gone, phases, strict=True)):
                 raise GivenUp
         if control.num_seats > _PAIR and control[MET] < phase:
-            control.set_and_wake(MET, phase)  # if two came last, neither may have seen the other
+            self._let_go()  # if two came last, neither may have seen the other
         self._clock.wait_s += time.perf_counter() - start
+
+    def _let_go(self) -> None:
+        control = self._control
+        control[MET] = self._phase
+        if any(control[word] for word in control.asleep):  # waking is a call of the system
+            control.wake(MET)
 
     def _have_all_come(self) -> bool:
         control, phase = self._control, self._phase

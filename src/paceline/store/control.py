@@ -1,7 +1,7 @@
 """The shared words through which the members of one machine see each other.
 
     first        the run: version, jobs, alarm, ...
-    then 7 lines a seat: [cancelled, gone, beats, told] [arrived] [undo mark, chunks]
+    then 7 lines a seat: [cancelled, gone, beats, told] [arrived, asleep] [undo mark, chunks]
                          [numbers of its last push, three lines] [its initial loss scale]
 
 A seat is a worker's place, taken by one member at a time. Every word has 64 bits, so that it never
@@ -108,6 +108,8 @@ class Control(Words):
         (writer: the member)."""
         self.arrived = [self._seat(seat, 1) for seat in range(num_seats)]
         """Per seat: barriers reached (writer: the member)."""
+        self.asleep = [index + 1 for index in self.arrived]
+        """Per seat: 1 while its member sleeps at a barrier (writer: the member)."""
         self.marks = [self._seat(seat, 2) for seat in range(num_seats)]
         """Per seat: the version whose share is in the undo block (writer: the member)."""
         self.kept = [index + 1 for index in self.marks]

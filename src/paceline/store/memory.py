@@ -286,10 +286,14 @@ class Words:
         timeout_s: float,
         *,
         is_soon: bool = True,
+        asleep: int | None = None,
     ) -> bool:
         """Wait while ``is_early(value)``; False after ``timeout_s`` or a spurious wakeup.
 
-        ``is_soon``: the wait is normally short, so spin before sleeping.
+        Args:
+            is_soon: the wait is normally short, so spin before sleeping.
+            asleep: a word that is 1 while this process sleeps, so that who sets the value need not
+                wake it otherwise.
         """
         view = self._view
         value = view[index]
@@ -301,7 +305,13 @@ class Words:
             value = view[index]
             if not is_early(value):
                 return True
-        self._sleep(index, value, timeout_s)
+        if asleep is None:
+            self._sleep(index, value, timeout_s)
+            return not is_early(view[index])
+        view[asleep] = 1
+        if is_early(value := view[index]):  # else it was set before the other could see the word
+            self._sleep(index, value, timeout_s)
+        view[asleep] = 0
         return not is_early(view[index])
 
     def _sleep(self, index: int, value: int, timeout_s: float) -> None:

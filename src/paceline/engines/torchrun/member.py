@@ -91,12 +91,13 @@ class RankControl(Control):
         timeout_s: float,
         *,
         is_soon: bool = True,
+        asleep: int | None = None,
     ) -> bool:
         if index == LAYOUT and is_early(self[LAYOUT]):
             self.carrier.take()
         elif index == ONCE and self._words.check([_ONCE_KEY]):
             self[ONCE] = int(self._words.get(_ONCE_KEY))
-        return super().wait_while(index, is_early, timeout_s, is_soon=is_soon)
+        return super().wait_while(index, is_early, timeout_s, is_soon=is_soon, asleep=asleep)
 
 
 class RankCarrier:
