@@ -214,6 +214,16 @@ def test_only_files_below_the_scripts_folder_are_followed(tmp_path: Path) -> Non
     assert list(files_with_steps(folder / "main.py")) == []
 
 
+def test_line_endings_of_the_other_file_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(MAIN + "from ......... import nothing\n")
+    (tmp_path / "engine.py").write_bytes(ENGINE.replace("\n", "\r\n").encode())
+    with contextlib.chdir(tmp_path):
+        diff = check(ScriptProgram(path="main.py")).diff
+    assert "-        loss.backward()\r\n" in diff
+    subprocess.run(["patch", "-p0", "--binary"], input=diff.encode(), check=True, cwd=tmp_path)
+    assert b"with pace.step():" in (tmp_path / "engine.py").read_bytes()
+
+
 def test_joined_texts_are_split_again() -> None:
     texts = ["a = 1", "b = 2\n"]
     assert split(join(texts), texts) == texts

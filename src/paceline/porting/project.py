@@ -38,7 +38,7 @@ def files_with_steps(script: Path) -> Iterator[tuple[Path, str]]:
 
 def has_steps(text: str) -> bool:
     """Whether a script steps an optimizer."""
-    if "step" not in text:
+    if "step(" not in text:
         return False
     try:
         return bool(OptimizerSteps(Flow(SourceTree(text))).steps)
@@ -57,8 +57,9 @@ def loop_is_used(main: str, other: str) -> bool:
 
 
 def _text_of(path: Path) -> str:
+    """Return a file's text; empty if it cannot be read, or begins with a byte order mark."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = path.read_bytes().decode("utf-8")  # with its own line endings, for the diff
         ast.parse(text)
     except (OSError, SyntaxError, ValueError):
         return ""
@@ -71,6 +72,8 @@ def _imported_files(path: Path, text: str, folder: Path) -> Iterator[Path]:
         if isinstance(node, ast.Import):
             names = [(folder, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
+            if node.level > len(path.parents):
+                continue
             start = path.parents[node.level - 1] if node.level else folder
             module = node.module or ""
             names = [(start, module)]
