@@ -108,6 +108,27 @@ def test_request_cut_off_by_a_second_signal_is_written_here(
     assert CheckpointFolder(tmp_path).newest().json("run.json") == {"version": 1}
 
 
+@pytest.mark.timeout(20)
+def test_answers_after_a_second_signal_wait_for_no_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, end = WriteQueue(SharedMemory.create(64)), WriteQueue._end_writer
+    monkeypatch.setattr(WriteQueue, "_send", lambda *_: pytest.fail("it is interrupted"))
+    with pytest.raises(pytest.fail.Exception):
+        here.hand_in(request(tmp_path, {}), is_last=False)
+
+    def interrupted(queue: WriteQueue) -> None:
+        monkeypatch.setattr(WriteQueue, "_end_writer", end)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(WriteQueue, "_end_writer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        here.answers()
+    [answer] = here.answers()
+    assert "sealed" in answer
+    here.close()
+
+
 def test_a_renamed_checkpoint_without_a_pointer_is_the_newest(
     tmp_path: Path, struck: Callable[[int], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,8 @@ class WriteQueue:
         """Since when the writer has been seen stopped."""
         self._answers: list[Answer] = []
         self._is_in_doubt = False
-        """Whether an exception came while bytes went to or came from the writer."""
+        """Whether bytes are on their way to or from the writer, or were when an exception came: it
+        may never answer, and is killed."""
 
     @property
     def is_busy(self) -> bool:
@@ -78,11 +79,12 @@ class WriteQueue:
 
     def hand_in(self, request: Request, *, is_last: bool) -> None:
         """Have a request written; ``is_last``: in this process, before this returns."""
-        if is_last or not hasattr(self._memory, "fd"):
+        if is_last or self._is_in_doubt or not hasattr(self._memory, "fd"):
             self.finish()
+        if is_last or not hasattr(self._memory, "fd"):
             self._answers.append(write(request, self._memory.buffer))
             return
-        with self._undivided():
+        with self._exchanging():
             self._pending.append(request)
             try:
                 process = self._start() if self._process is None else self._process
@@ -95,12 +97,14 @@ class WriteQueue:
     def finish(self) -> None:
         """Wait until all requests are written; then the pinned memory may change."""
         while self._pending:
-            if self._is_in_doubt or self._read(_LOOK_S):
+            if self._is_in_doubt or self._process is None or self._read(_LOOK_S):
                 self._write_pending()
 
     def answers(self) -> list[Answer]:
         """Return the answers to requests that ended since the last call, without waiting."""
-        if self._pending and (reason := self._read(0.0)):
+        if self._is_in_doubt:
+            self.finish()
+        elif self._pending and (reason := self._read(0.0)):
             self._fail_pending(reason)
         answers, self._answers = self._answers, []
         return answers
@@ -111,8 +115,8 @@ class WriteQueue:
         self._end_writer()
 
     @contextlib.contextmanager
-    def _undivided(self) -> Iterator[None]:
-        """Leave the writer in doubt if this is left by an exception: it may never answer."""
+    def _exchanging(self) -> Iterator[None]:
+        """Leave the writer in doubt if an exception comes: hence no ``finally``."""
         self._is_in_doubt = True
         yield
         self._is_in_doubt = False
@@ -156,7 +160,7 @@ class WriteQueue:
         assert process.stdin is not None
         assert process.stdout is not None
         descriptor = process.stdout.fileno()
-        with self._undivided():
+        with self._exchanging():
             self._send(process)
         waiting = [process.stdin.fileno()] if self._unsent else []
         ready = wait_for([descriptor], waiting, within_s)
@@ -165,12 +169,12 @@ class WriteQueue:
                 return ""
             process.kill()
             return "its writer was stopped (SIGSTOP)"
-        with self._undivided():
+        with self._exchanging():
             data = os.read(descriptor, 1 << 16)
             *lines, self._partial_line = (self._partial_line + data).split(b"\n")
             for line in lines:
-                self._answers.append(json.loads(line))
                 self._pending.popleft()
+                self._answers.append(json.loads(line))
         return "" if data else f"its writer ended (exit {process.wait()})"
 
     def _is_stopped(self, pid: int) -> bool:
@@ -192,23 +196,22 @@ class WriteQueue:
         """Write the pending requests in this process, as far as the writer has not done it."""
         self._end_writer()
         while self._pending:
-            request = self._pending.popleft()
+            request = self._pending[0]
             is_unsealed = os.path.isdir(request["aside"])  # else it was renamed before the answer
             answer = write(request, self._memory.buffer) if is_unsealed else _settle(request)
+            self._pending.popleft()
             self._answers.append(answer)
 
     def _end_writer(self) -> None:
         """Kill the writer, which has nothing to do, and may be stopped."""
-        process, self._process = self._process, None
-        self._is_in_doubt = False
-        if process is None:
-            return
-        process.kill()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError):
-                pipe.close()
-        process.wait()
+        if (process := self._process) is not None:
+            process.kill()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                with contextlib.suppress(OSError):
+                    pipe.close()
+            process.wait()
+        self._process, self._is_in_doubt = None, False
 
 
 def write(request: Request, memory: Any) -> Answer:
