@@ -13,7 +13,9 @@ from torch import Tensor
 
 from paceline.context import Context
 from paceline.porting.check import CheckResult, check
-from paceline.porting.project import files_with_steps, has_steps, in_their_files, join, split
+from paceline.porting.porting import check_script
+from paceline.porting.project import files_with_loop, has_steps, join, placed, split
+from paceline.porting.rewrite import port
 from paceline.porting.tree import CannotDerive
 from paceline.program import ScriptProgram
 from paceline.script import worker
@@ -209,9 +211,9 @@ def test_only_files_below_the_scripts_folder_are_followed(tmp_path: Path) -> Non
     folder.mkdir()
     (tmp_path / "engine.py").write_text(ENGINE)
     (folder / "main.py").write_text(MAIN)
-    assert list(files_with_steps(folder / "main.py")) == []
+    assert list(files_with_loop(folder / "main.py", MAIN)) == []
     (folder / "engine").symlink_to(tmp_path)
-    assert list(files_with_steps(folder / "main.py")) == []
+    assert list(files_with_loop(folder / "main.py", MAIN)) == []
 
 
 def test_line_endings_of_the_other_file_are_kept(tmp_path: Path) -> None:
@@ -226,11 +228,144 @@ def test_line_endings_of_the_other_file_are_kept(tmp_path: Path) -> None:
 
 def test_joined_texts_are_split_again() -> None:
     texts = ["a = 1", "b = 2\n"]
-    assert split(join(texts), texts) == texts
-    assert split(join(texts[:1]), texts[:1]) == texts[:1]
-    names, said = ["a.py", "b.py"], "a.py:1 and line 3 (so do lines 3, 4, as does line 1)"
-    expected = "a.py:1 and b.py:1 (so do b.py:1, b.py:2, as does line 1)"
-    assert in_their_files(said, names, texts) == expected
-    with pytest.raises(CannotDerive):
-        join(["def f(): pass\n", "class f: pass\n"])
+    assert split(join(texts, "b"), texts, "b") == texts
+    assert split(join(texts[:1], ""), texts[:1], "") == texts[:1]
+    with pytest.raises(CannotDerive, match="both files define f"):
+        join(["def f(): pass\n", "class f: pass\n"], "b")
     assert not has_steps("step(")
+
+
+def test_lines_are_told_with_their_file() -> None:
+    texts, names = ["a = 1", "b = 2\n"], ["a.py", "b.py"]
+    said = "a.py:1 and a.py:4, line 3, the loops of lines 3 and 4 (so do lines 1, 4) in line 1"
+    expected = "a.py:1 and b.py:2, b.py:1, the loops of b.py:1 and b.py:2 (so do lines 1, b.py:2)"
+    assert placed(said, names, texts) == f"{expected} in line 1"
+
+
+HEAD = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+"""
+DATA = "loader = DataLoader(TensorDataset(torch.randn(64, 4), torch.randn(64, 2)), batch_size=16)\n"
+OWN_OPTIMIZER = """\
+import torch
+
+
+class Trainer:
+    def __init__(self, net, batches):
+        self.net, self.batches = net, batches
+        self.optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def fit(self, num_epochs):
+        for epoch in range(num_epochs):
+            for x, y in self.batches:
+                self.optimizer.zero_grad()
+                (self.net(x) - y).square().mean().backward()
+                self.optimizer.step()
+"""
+TRAINED = HEAD + "from trainer import Trainer\n\n" + DATA + "model = nn.Linear(4, 2)\nUSE\n"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "Trainer(model, loader).fit(3)",
+        "trainer = Trainer(model, loader)\ntrainer.fit(3)",
+    ],
+)
+def test_names_of_the_script_are_not_used_in_the_other_file(use: str, tmp_path: Path) -> None:
+    text = TRAINED.replace("USE", f'{use}\ntorch.save(model.state_dict(), "end.pt")')
+    result = judged(tmp_path, text, {"trainer.py": OWN_OPTIMIZER})
+    assert result.reason == ""
+    assert "self.net, self.optimizer, self.batches = pace.prepare(self.net" in result.diff
+    subprocess.run(["patch", "-p0"], input=result.diff, text=True, check=True, cwd=tmp_path)
+    run = run_script(tmp_path / "main.py", tmp_path / "two", workers=2)
+    assert {fact.ticket.member for fact in run.pushes} == {0, 1}
+
+
+def test_function_that_a_loop_of_the_script_calls_is_not_changed_alone(tmp_path: Path) -> None:
+    fit = HEAD + "\ndef fit(seed):\n    " + DATA + "    model = nn.Linear(4, 2)\n"
+    fit += "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    fit += "    for epoch in range(2):\n        for x, y in loader:\n"
+    fit += "            optimizer.zero_grad()\n            model(x).mean().backward()\n"
+    fit += "            optimizer.step()\n    return model\n"
+    for text in (
+        "from fit import fit\n\nfor seed in range(3):\n    fit(seed)\n",
+        "import fit\n\nfor seed in range(3):\n    fit.fit(seed)\n",
+    ):
+        result = judged(tmp_path, text, {"fit.py": fit})
+        assert result.diff == ""
+        assert "calls the function that trains repeatedly" in result.reason
+
+
+def test_function_of_an_imported_module_is_followed(tmp_path: Path) -> None:
+    text = MAIN.replace("from engine import evaluate, train_one_epoch", "import engine")
+    text = text.replace("train_one_epoch(", "engine.train_one_epoch(")
+    text = text.replace("evaluate(model", "engine.evaluate(model")
+    result = judged(tmp_path, text, {"engine.py": ENGINE})
+    assert "in pace.epochs(num_epochs)" in result.diff
+    assert "+++ engine.py" in result.diff
+
+
+def test_file_is_found_by_what_is_imported_from_it(tmp_path: Path) -> None:
+    text = MAIN.replace(
+        "from engine import evaluate, train_one_epoch",
+        "from first import evaluate\nfrom second import train_one_epoch",
+    )
+    result = judged(tmp_path, text, {"first.py": ENGINE, "second.py": ENGINE})
+    assert "+++ second.py" in result.diff
+    assert "+++ first.py" not in result.diff
+    both = text.replace("second import train", "second import evaluate as e, train").replace(
+        "        scheduler", "        first.train_one_epoch(model, None, loader, optimizer)\n"
+        "        scheduler"
+    )  # fmt: skip
+    result = judged(tmp_path, f"import first\n{both}", {})
+    assert result.diff == ""
+    assert "first.py and second.py all train" in result.reason
+
+
+def test_file_that_writes_while_it_is_imported_is_refused(tmp_path: Path) -> None:
+    result = judged(tmp_path, MAIN, {"engine.py": f"import os\nos.makedirs('out')\n{ENGINE[36:]}"})
+    assert result.diff == ""
+    assert "it writes or downloads while it is imported" in result.reason
+
+
+def test_process_group_of_a_third_file_is_noted_and_gets_no_ranks(tmp_path: Path) -> None:
+    helper = "import torch.distributed as dist\n\n\ndef begin():\n    dist.init_process_group()\n"
+    text = MAIN.replace("from engine", "import helper\nfrom engine")
+    result = judged(tmp_path, text, {"engine.py": ENGINE, "helper.py": helper})
+    assert any("helper.py:5 makes a torch.distributed process group" in n for n in result.notes)
+    assert check_script(ScriptProgram(path=str(tmp_path / "main.py"))).has_group
+
+
+def test_label_of_the_other_file_is_relative_to_the_scripts_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, here = tmp_path / "project", tmp_path / "here"
+    (project / "tools").mkdir(parents=True)
+    here.mkdir()
+    (project / "main.py").write_text(MAIN.replace("from engine", "from tools.engine"))
+    (project / "tools" / "engine.py").write_text(ENGINE)
+    (here / "run.py").symlink_to(project / "main.py")
+    for folder, path in ((here, "../project/main.py"), (here, "run.py"), (tmp_path, "here/run.py")):
+        monkeypatch.chdir(folder)
+        diff = check(ScriptProgram(path=path)).diff
+        labels = [row[4:] for row in diff.splitlines() if row.startswith("+++ ")]
+        base = folder if (folder / labels[0]).is_file() else project
+        assert all((base / label).is_file() for label in labels), labels
+        assert [(base / label).name for label in labels] == ["main.py", "engine.py"]
+
+
+def test_scheduler_of_another_kind_is_not_prepared() -> None:
+    text = DATA.join([HEAD, "from kit import pipe\nmodel = nn.Linear(4, 2)\n"])
+    text += "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nfor x, y in loader:\n"
+    text += "    optimizer.zero_grad()\n    model(x).mean().backward()\n    optimizer.step()\n"
+    for rest in (
+        "x = pipe.scheduler.step(model(x), 1, x).prev_sample\n",
+        "pipe.scheduler.step()\n",
+        "noise_scheduler.step()\n",
+    ):
+        assert "pace.prepare(model, optimizer, loader)\n" in port(text + rest)
+    assert "optimizer, loader, scheduler)\n" in port(text + "scheduler.step()\n")

@@ -7,21 +7,19 @@ The script is read, never run, and nothing is written. This module must not know
 settings.
 """
 
-import dataclasses
 import difflib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import ConfigError
 from ..program import ScriptProgram
 from .accelerate import is_for_accelerate, leave_accelerate
-from .loops import NO_LOOP
 from .notes import notes_of_loop
 from .parts import STARTED
-from .porting import STRATEGY, by_hand, find, is_foreign, left_over, read
-from .project import files_with_steps, has_steps, in_their_files, join, loop_is_used
+from .porting import STRATEGY, by_hand, find, is_foreign, left_over, notes_of_groups, read
+from .project import files_with_loop, has_steps, join, placed
 from .reading import Source, note_of_writes
 from .refusals import refuse_anywhere
 from .rewrite import port, port_together
@@ -81,29 +79,36 @@ def check(program: ScriptProgram) -> CheckResult:
         raise ConfigError(f"{path} cannot be read as Python in UTF-8: {error}") from None
     mark = _MARK if text.startswith(_MARK) else ""
     result = judge(source, str(path), mark)
-    if not result.reason or mark or has_steps(source.text):
+    if mark or has_steps(source.text):
         return result
     return _judge_project(path, source, result)
 
 
 def _judge_project(path: Path, source: Source, result: CheckResult) -> CheckResult:
     """Return the change that a script needs if a file that it imports has its loop."""
-    for other, text in files_with_steps(path):
-        sources = (source, Source(text))
-        name = str(path.parent / os.path.relpath(other, path.resolve().parent))
-        try:
-            return _judge_together(sources, (str(path), name))
-        except CannotDerive as error:
-            reason = error.why.removesuffix(f"; {STARTED}")
-        if not loop_is_used(source.text, text):
-            continue
-        if not _is_refused(source) and not (alone := judge(sources[1], name)).reason:
-            return dataclasses.replace(alone, script=str(path))
-        if NO_LOOP in result.reason:
-            detail = f"its loop is in another file: {reason or f'{name}, which is not understood'}"
-            reason = by_hand(source, str(path), detail, is_in_files=True)
-            result = CheckResult(script=str(path), reason=reason)
-    return result
+    files = list(files_with_loop(path, source.text))
+    if not files or not result.reason:
+        return result
+    names = [os.path.relpath(file.path) for file in files]
+    if len(files) > 1:
+        both = f"{' and '.join(names)} all train, but a run has one training loop"
+        return CheckResult(script=str(path), reason=f"{path}: the loops of {both}")
+    [file], [name], script = files, names, os.path.relpath(path.resolve())
+    others = Source(file.text)
+    try:
+        changed = _judge_together((source, others), (script, name), file.module)
+    except CannotDerive as error:
+        changed, reason = None, error.why.removesuffix(f"; {STARTED}")
+    if changed is None and not file.is_repeated and not _is_refused(source):
+        alone = judge(others, name, label=_label_beside(script, name))
+        writes = note_of_writes(source, str(path))
+        changed = None if alone.reason else replace(alone, notes=(*alone.notes, writes))
+    if changed is None:
+        detail = f"its loop is in another file: {reason or f'{name}, which is not understood'}"
+        reason = by_hand(source, str(path), detail, is_in_files=True)
+        return CheckResult(script=str(path), reason=reason)
+    notes = tuple(note for note in (*changed.notes, *notes_of_groups(path)) if note)
+    return replace(changed, script=str(path), notes=notes)
 
 
 def _is_refused(source: Source) -> bool:
@@ -115,29 +120,31 @@ def _is_refused(source: Source) -> bool:
     return is_foreign(source)
 
 
-def _judge_together(sources: Sequence[Source], names: Sequence[str]) -> CheckResult:
-    """Return the change of a script and of a file that it imports.
+def _judge_together(sources: Sequence[Source], names: Sequence[str], module: str) -> CheckResult:
+    """Return the change of a script and of the file of a module that it imports.
 
     Raises:
         CannotDerive: there is none.
     """
     texts = [source.text for source in sources]
     try:
-        after = port_together(texts)
+        after = port_together(texts, module)
         ported = [Source(text) for text in after]
         is_per_worker = any(_PER_WORKER in text for text in after)
-        notes = [*notes_of_loop(join(texts), names[0], is_per_worker=is_per_worker)]
+        notes = [*notes_of_loop(join(texts, module), names[0], is_per_worker=is_per_worker)]
     except SyntaxError:
         raise CannotDerive from None
     except CannotDerive as error:
-        raise CannotDerive(in_their_files(error.why, names, texts)) from None
-    notes = [in_their_files(note, names, texts) for note in notes]
+        raise CannotDerive(placed(error.why, names, texts)) from None
+    notes = [placed(note, names, texts) for note in notes]
     for one, name in zip(ported, names, strict=True):
-        notes += [note_of_writes(one, name), left_over(one)]
-    files = list(zip(texts, after, names, strict=True))
+        left = left_over(one)
+        notes += [note_of_writes(one, name), left and f"{name}: {left}"]
+    labels = (_label(names[0]), _label_beside(*names))
+    files = list(zip(texts, after, labels, strict=True))
     return CheckResult(
         script=names[0],
-        diff="".join(unified(old, new, _label(name)) for old, new, name in files if old != new),
+        diff="".join(unified(old, new, label) for old, new, label in files if old != new),
         added=sum(added_lines(old, new) for old, new, _ in files),
         notes=tuple(note for note in notes if note),
     )
@@ -147,12 +154,13 @@ _PER_WORKER = 'batch="per-worker"'
 """What ``prepare`` is given where a batch of the loader is one worker's, as under DDP."""
 
 
-def judge(source: Source, name: str, mark: str = "") -> CheckResult:
+def judge(source: Source, name: str, mark: str = "", label: str = "") -> CheckResult:
     """Return the change that a script's text needs.
 
     Args:
         name: its path.
         mark: what its file begins with before the text: a byte order mark, or nothing.
+        label: the file's name in the diff, if it is not the script that is started.
     """
     if next(source.calls("paceline.connect", STRATEGY), None) is not None:
         known = read(source, name)
@@ -173,7 +181,7 @@ def judge(source: Source, name: str, mark: str = "") -> CheckResult:
     ]
     return CheckResult(
         script=name,
-        diff=unified(mark + source.text, mark + after, _label(name)),
+        diff=unified(mark + source.text, mark + after, label or _label(name)),
         added=added_lines(source.text, after),
         notes=(*notes, *(note for note in further_notes if note)),
     )
@@ -186,6 +194,12 @@ def _label(name: str) -> str:
         path = path.relative_to(Path.cwd())
     is_below = not path.is_absolute() and ".." not in path.parts
     return path.as_posix() if is_below else path.name
+
+
+def _label_beside(script: str, name: str) -> str:
+    """Return the name of a file in a diff whose script has its `_label`."""
+    place = os.path.relpath(name, Path(script).parent)
+    return (Path(_label(script)).parent / place).as_posix()
 
 
 def unified(before: str, after: str, name: str) -> str:

@@ -105,7 +105,7 @@ class Flow:
         names = parameters(function)[owner is not None :]
         calls = []
         for call in self.script.calls(name):
-            is_same_function = isinstance(call.func, cst.Name) or self.is_of(call, owner)
+            is_same_function = self._names(call.func, function, name) or self.is_of(call, owner)
             if is_same_function and not self._stands_in(call, function):
                 given = dict(zip(names, positional(call), strict=False))
                 calls.append(FunctionCall(call, given | by_name(call)))
@@ -116,6 +116,14 @@ class Flow:
                 values = [element.value for element in elements]
                 calls.append(FunctionCall(call, dict(zip(names[1:], values, strict=False))))
         return calls
+
+    def _names(self, expr: cst.BaseExpression, definition: cst.CSTNode, name: str) -> bool:
+        """Whether an expression is the name of a function or a class; see ``SourceTree.beside``."""
+        is_beside = self.script.is_beside(definition)
+        if is_beside and not self.script.is_beside(expr):
+            return self.script.name_beside(expr) == name
+        is_same_file = is_beside or not self.script.is_beside(expr)
+        return is_same_file and isinstance(expr, cst.Name) and self.script.code(expr) == name
 
     def is_of(self, call: cst.Call, owner: cst.ClassDef | None) -> bool:
         """Whether a method is called on an object of this class, as far as that can be seen."""
@@ -130,10 +138,8 @@ class Flow:
         self._being_traced.add(call)
         origins = self.origins(call.func.value)
         self._being_traced.discard(call)
-        names = [
-            self.script.meaning(origin.func) for origin in origins if isinstance(origin, cst.Call)
-        ]
-        return owner.name.value in names
+        makers = [origin.func for origin in origins if isinstance(origin, cst.Call)]
+        return any(self._names(maker, owner, owner.name.value) for maker in makers)
 
     def _stands_in(self, node: cst.CSTNode, function: cst.CSTNode) -> bool:
         while node is not self.script.module and node is not function:
@@ -201,8 +207,16 @@ class Flow:
         """Return the function of the script that is called here; None if it is none."""
         if not isinstance(value, cst.Call):
             return None
-        name = self.script.code(value.func)
-        return self.functions.get(name.removeprefix("self."))
+        name = self.script.code(value.func).removeprefix("self.")
+        if not self.script.is_beside(value):
+            name = self.script.name_beside(value.func) or name
+        function = self.functions.get(name)
+        is_of_self = isinstance(value.func, cst.Attribute) and not self.script.name_beside(
+            value.func
+        )
+        if function is None or is_of_self or self._names(value.func, function, name):
+            return function
+        return None
 
     def reached(self, nodes: list[cst.CSTNode]) -> list[cst.CSTNode]:
         """Return these nodes, and the script's functions that are called from them."""
@@ -256,8 +270,10 @@ class Flow:
                 return self.express(self._attribute(owner, code), goal, depth + 1)
             return code.replace("self", self.instance(owner, goal), 1)
         home = self.home(root, scope)
-        if home is self.home(root, goal):
+        if home is self.home(root, goal) and self._is_visible(root, home, goal):
             return code
+        if alias := self._kept_as(code, home, goal):
+            return alias
         if not isinstance(expr, cst.Name):
             raise CannotDerive
         if code in parameters(home):
@@ -276,6 +292,26 @@ class Flow:
             raise CannotDerive
         return self.express(values[0].value, goal, depth + 1)
 
+    def _is_visible(self, name: str, home: Scope, goal: Scope) -> bool:
+        """Whether what a name stands for is seen in a function: not across files."""
+        if home is not self.script.module:
+            return True
+        files = {self.script.is_beside(binding.node) for binding in self.bindings(name, home)}
+        return not files or files == {self.script.is_beside(goal)}
+
+    def _kept_as(self, name: str, home: Scope, goal: Scope) -> str:
+        """Return ``self.x`` where ``__init__`` keeps its argument as that, in a method; or ""."""
+        is_argument = isinstance(home, cst.FunctionDef) and name in parameters(home)
+        if not is_argument or self.owner(home) is None or self.owner(goal) is not self.owner(home):
+            return ""
+        kept = [
+            target
+            for value, target in self.script.assigned
+            if target.startswith("self.") and self.script.scope(value) is home
+            and self.script.code(value) == name
+        ]  # fmt: skip
+        return kept[0] if kept else ""
+
     def instance(self, owner: cst.ClassDef, goal: Scope) -> str:
         """Return what the only object of a class is called in a function.
 
@@ -286,7 +322,7 @@ class Flow:
             binding
             for binding in self.script.bindings
             if isinstance(binding.value, cst.Call)
-            and self.script.code(binding.value.func) == owner.name.value
+            and self._names(binding.value.func, owner, owner.name.value)
         ]
         if len(made) != 1 or self.home(made[0].name, goal) is not self._scope_of(made[0]):
             raise CannotDerive

@@ -26,6 +26,7 @@ _OPTIMIZER = re.compile(
 _SCHEDULER = re.compile(
     r"lr_scheduler\.|\.SWALR$|(^|[._])(get|create|make|build)\w*schedul\w*$|(^|\.)\w+LR$"
 )
+_GIVEN_SCHEDULER = re.compile(r"(self\.)?(?!\w*(noise|profil))\w*schedul\w*")
 _OF_A_MODEL = ("parameters", "named_parameters", "configure_optimizers", "trainable_parameters")
 _USES_OF_A_MODEL = ("train", "eval", "state_dict", "load_state_dict", "zero_grad", "parameters")
 _MOVES = ("to", "cuda", "cpu", "double", "float", "half")
@@ -40,8 +41,8 @@ _MAKES_LISTS = (
     "numpy.array_split", "torch.split", "torch.chunk", "torch.tensor_split",
 )  # fmt: skip
 _DEPTH = 8
-NO_LOOP = (
-    "no optimizer.step() in a loop was found, here or in the files of its folder that it imports"
+_NO_LOOP = (
+    "no optimizer.step() in a loop was found, here or in what it calls from files of its folder"
 )
 
 
@@ -66,6 +67,18 @@ class Loop(NamedTuple):
     def counts_updates(self) -> bool:
         """Whether the loop counts updates: it has neither epochs nor a loader."""
         return self.loader is None and self.numbers is None
+
+
+def makers_of(flow: Flow, expr: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return what made an object, whatever device or dtype it was moved to since."""
+    makers = []
+    for origin in flow.origins(expr):
+        while isinstance(origin, cst.Call) and isinstance(origin.func, cst.Attribute):
+            if origin.func.attr.value not in _MOVES:
+                break
+            origin = origin.func.value
+        makers.append(origin)
+    return makers
 
 
 class OptimizerSteps:
@@ -207,19 +220,8 @@ class OptimizerSteps:
             if isinstance(call.func, cst.Name | cst.Attribute)
             and (code := self.script.code(call.func)) in used
             and not _LOSS.search(code)
-            and not any(isinstance(origin, cst.Call) for origin in self._makers(call.func))
+            and not any(isinstance(origin, cst.Call) for origin in makers_of(self.flow, call.func))
         }
-
-    def _makers(self, expr: cst.BaseExpression) -> list[cst.BaseExpression]:
-        """Return what made an object, whatever device it was moved to."""
-        makers = []
-        for origin in self.flow.origins(expr):
-            while isinstance(origin, cst.Call) and isinstance(origin.func, cst.Attribute):
-                if origin.func.attr.value not in _MOVES:
-                    break
-                origin = origin.func.value
-            makers.append(origin)
-        return makers
 
     def _owners(self, node: cst.CSTNode, depth: int = 0) -> Iterator[cst.BaseExpression]:
         """Yield objects whose ``parameters()`` are in an expression, or in its names' values."""
@@ -255,12 +257,21 @@ class OptimizerSteps:
             owner = call.func.value if isinstance(call.func, cst.Attribute) else None
             if not isinstance(owner, cst.Name | cst.Attribute):
                 continue
-            code, origins = self.script.code(owner), self.flow.origins(owner)
-            makers = [origin for origin in origins if isinstance(origin, cst.Call)]
-            is_given = not makers and re.search(r"(^|[._])\w*schedul\w*$", code) is not None
-            if is_given or any(_SCHEDULER.search(self.script.meaning(one.func)) for one in makers):
-                schedulers[code] = owner
+            makers = [origin for origin in self.flow.origins(owner) if isinstance(origin, cst.Call)]
+            is_made = any(_SCHEDULER.search(self.script.meaning(maker.func)) for maker in makers)
+            if is_made or (not makers and self._is_given_scheduler(call)):
+                schedulers[self.script.code(owner)] = owner
         return schedulers
+
+    def _is_given_scheduler(self, call: cst.Call) -> bool:
+        """Whether this may step a learning rate scheduler that another file made."""
+        assert isinstance(call.func, cst.Attribute)
+        code = self.script.code(call.func.value)
+        is_imported = isinstance(call.func.value, cst.Name) and (
+            self.script.meaning(call.func.value) != code
+        )
+        is_alone = isinstance(self.script.parents[call], cst.Expr) and len(call.args) < 2
+        return is_alone and not is_imported and _GIVEN_SCHEDULER.fullmatch(code) is not None
 
 
 class Stepping(OptimizerSteps):
@@ -310,7 +321,7 @@ class Stepping(OptimizerSteps):
                 loop = self._choose(call, chain)
                 loops[loop.node] = loop
         if not loops:
-            raise CannotDerive(self._by_hand_reason() or self._hidden_step_reason() or NO_LOOP)
+            raise CannotDerive(self._by_hand_reason() or self._hidden_step_reason() or _NO_LOOP)
         if len(loops) > 1:
             lines = " and ".join(str(script.line(node)) for node in loops)
             raise CannotDerive(

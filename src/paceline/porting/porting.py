@@ -7,12 +7,14 @@ is read, never run, and nothing is written. This module must not know engines or
 
 import ast
 import importlib.util
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ConfigError
 from ..program import ScriptProgram
-from .reading import INIT, WRAP, Source, note_of_writes
+from .reading import INIT, WRAP, Source, files_of, note_of_writes
 
 _STEP_LINES = """\
     for epoch in pace.epochs(10):
@@ -73,7 +75,26 @@ def check_script(program: ScriptProgram) -> Reading:
     hint = advise(source, name)
     if hint is not None:
         raise ConfigError(hint)
-    return read(source, name)
+    reading, further = read(source, name), tuple(notes_of_groups(path))
+    return reading._replace(
+        has_group=reading.has_group or bool(further), notes=(*reading.notes, *further)
+    )
+
+
+def notes_of_groups(script: Path) -> Iterator[str]:
+    """Yield what is to be known of other files of a script that make torch's process group."""
+    for path, text in files_of(script):
+        group = next(Source(text).calls(INIT), None)
+        if group is not None:
+            yield _note_of_group(os.path.relpath(path), group.lineno)
+
+
+def _note_of_group(name: str, line: int) -> str:
+    return (
+        f"{name}:{line} makes a torch.distributed process group, for other launchers: RANK "
+        "and WORLD_SIZE are not set here, so a branch that checks for them is not taken (use "
+        "pace.worker, pace.num_workers and pace.is_main)"
+    )
 
 
 def read(source: Source, name: str) -> Reading:
@@ -81,12 +102,7 @@ def read(source: Source, name: str) -> Reading:
     group, writes = next(source.calls(INIT), None), note_of_writes(source, name)
     if group is None:
         return Reading(has_group=bool(source.imports(*_GROUP_MAKERS)), writes=writes)
-    note = (
-        f"{name}:{group.lineno} makes a torch.distributed process group, for other launchers: RANK "
-        "and WORLD_SIZE are not set here, so a branch that checks for them is not taken (use "
-        "pace.worker, pace.num_workers and pace.is_main)"
-    )
-    return Reading(True, (note,), writes)
+    return Reading(True, (_note_of_group(name, group.lineno),), writes)
 
 
 def advise(source: Source, name: str) -> str | None:

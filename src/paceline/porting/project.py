@@ -4,40 +4,68 @@
         ->  one text, in which the loop's model, optimizer and loader can be traced to main.py
         ->  the two texts again, after it was rewritten
 
-Only files in the script's own folder and below are read, never installed ones. This module must not
-know how a tree is edited or what is told to the user.
+In the one text the lines of main.py keep their numbers, those of engine.py follow a border. This
+module must not know how a tree is edited.
 """
 
 import ast
+import builtins
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import libcst as cst
 
-from .dataflow import Flow
+from .dataflow import AnyLoop, Flow
 from .loops import OptimizerSteps
-from .tree import CannotDerive, SourceTree
+from .reading import files_of
+from .tree import CannotDerive, SourceTree, border
 
-_BORDER = "# ---- paceline: the next file begins here ----"
-_MOST_FILES = 40
+_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)
 
 
-def files_with_steps(script: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files that a script imports, itself or through others, which step an optimizer."""
-    pending, seen = [script.resolve()], {script.resolve()}
-    for path in pending:
-        text = _text_of(path)
-        if path != pending[0] and text and has_steps(text):
-            yield path, text
-        for further in _imported_files(path, text, script.resolve().parent):
-            if further not in seen and len(seen) < _MOST_FILES:
-                seen.add(further)
-                pending.append(further)
+class ProjectFile(NamedTuple):
+    """A file of a project that steps an optimizer.
+
+    Attributes:
+        module: the name by which the script imports it.
+        is_repeated: whether the script calls its loop in a loop of its own.
+    """
+
+    path: Path
+    module: str
+    text: str
+    is_repeated: bool
+
+
+def files_with_loop(script: Path, main: str) -> Iterator[ProjectFile]:
+    """Yield the files, of those that a script imports, whose training loops it uses.
+
+    Args:
+        main: the script's text.
+    """
+    folder = script.resolve().parent
+    for path, text in files_of(script):
+        if not has_steps(text):
+            continue
+        parts = path.relative_to(folder).with_suffix("").parts
+        module = ".".join(part for part in parts if part != "__init__")
+        owners, functions = _names_with_loop(text)
+        tree = SourceTree(f"{main}\n{border(module)}\n")
+        uses = [
+            node
+            for node in tree.nodes
+            if isinstance(node, cst.Name | cst.Attribute) and tree.name_beside(node) in owners
+        ]
+        calls = [call.func for call in tree.calls(*functions)]
+        is_repeated = any(isinstance(up, AnyLoop) for one in (*uses, *calls) for up in tree.up(one))
+        if uses:
+            yield ProjectFile(path, module, text, is_repeated)
 
 
 def has_steps(text: str) -> bool:
-    """Whether a script steps an optimizer."""
+    """Whether a file steps an optimizer."""
     if "step(" not in text:
         return False
     try:
@@ -46,94 +74,125 @@ def has_steps(text: str) -> bool:
         return False
 
 
-def loop_is_used(main: str, other: str) -> bool:
-    """Whether a script names a function, or its class, in which another file steps in a loop."""
-    flow = Flow(script := SourceTree(other))
+def _names_with_loop(text: str) -> tuple[set[str], set[str]]:
+    """Return the functions and classes whose loops step, and the functions, with methods."""
+    flow = Flow(script := SourceTree(text))
     chains = (chain for call, _ in OptimizerSteps(flow).steps for chain in flow.around_steps(call))
     scopes = {script.scope(loop) for chain in chains for loop in chain}
-    owners = [flow.owner(scope) or scope for scope in scopes]
-    names = [owner.name.value for owner in owners if not isinstance(owner, cst.Module)]
-    return any(re.search(rf"\b{name}\b", main) for name in names)
+    functions = [scope for scope in scopes if isinstance(scope, cst.FunctionDef)]
+    owners = {(flow.owner(function) or function).name.value for function in functions}
+    return owners, {function.name.value for function in functions}
 
 
-def _text_of(path: Path) -> str:
-    """Return a file's text; empty if it cannot be read, or begins with a byte order mark."""
-    try:
-        text = path.read_bytes().decode("utf-8")  # with its own line endings, for the diff
-        ast.parse(text)
-    except (OSError, SyntaxError, ValueError):
-        return ""
-    return text
+# -- one text of two -------------------------------------------------------------------------------
 
 
-def _imported_files(path: Path, text: str, folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder that a file imports."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            names = [(folder, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            if node.level > len(path.parents):
-                continue
-            start = path.parents[node.level - 1] if node.level else folder
-            module = node.module or ""
-            names = [(start, module)]
-            names += [(start, f"{module}.{alias.name}".strip(".")) for alias in node.names]
-        else:
-            continue
-        for start, name in names:
-            place = start.joinpath(*name.split(".")) if name else start
-            for found in (place.with_suffix(".py"), place / "__init__.py"):
-                if found.is_file() and found.resolve().is_relative_to(folder):
-                    yield found.resolve()
-
-
-# -- one text of several ---------------------------------------------------------------------------
-
-
-def join(texts: Sequence[str]) -> str:
-    """Return one text of several: the lines of the first keep their numbers.
+def join(texts: Sequence[str], module: str) -> str:
+    """Return one text of a script and the file of a module; of a script alone, that.
 
     Raises:
-        CannotDerive: two of them define a function or a class of the same name.
+        CannotDerive: both define a function or a class of the same name.
     """
     if len(texts) == 1:
         return texts[0]
-    names = [name for text in texts for name in _defined(text)]
-    if len(names) > len(set(names)):
-        raise CannotDerive
-    return f"\n{_BORDER}\n".join(text.removesuffix("\n") for text in texts) + "\n"
+    first, second = map(_defined, texts)
+    if both := sorted(first & second):
+        raise CannotDerive(f"both files define {both[0]}(); rename one of them")
+    return f"\n{border(module)}\n".join(text.removesuffix("\n") for text in texts) + "\n"
 
 
-def split(joined: str, texts: Sequence[str]) -> list[str]:
-    """Return the texts that `join` made one of, as they are now."""
+def split(joined: str, texts: Sequence[str], module: str) -> list[str]:
+    """Return the texts that `join` made one of, as they are now.
+
+    Raises:
+        CannotDerive: the border is gone.
+    """
     if len(texts) == 1:
         return [joined]
-    parts = joined.removesuffix("\n").split(f"\n{_BORDER}\n")
+    parts = joined.removesuffix("\n").split(f"\n{border(module)}\n")
     if len(parts) != len(texts):
         raise CannotDerive
     ends = ["\n" if text.endswith("\n") else "" for text in texts]
     return [part + end for part, end in zip(parts, ends, strict=True)]
 
 
-def _defined(text: str) -> list[str]:
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    return [node.name for node in ast.parse(text).body if isinstance(node, kinds)]
+def _defined(text: str) -> set[str]:
+    return {node.name for node in ast.parse(text).body if isinstance(node, _NAMED[:3])}
 
 
-def in_their_files(sentence: str, names: Sequence[str], texts: Sequence[str]) -> str:
-    """Return a sentence on the joined text with the files that its lines stand in.
+def check_names(before: str, after: str, *, is_script: bool) -> None:
+    """Refuse a change by which a file would use what only another one has.
 
     Args:
-        sentence: it begins with the first name, and a line.
-        names: the files, by which they are told to the user.
+        is_script: whether it is the script that is started; the others run when it imports them.
+
+    Raises:
+        CannotDerive: it would, or it would use ``pace`` while it is imported.
+    """
+    old, new = ast.parse(before), ast.parse(after)
+    added = _free(new) - _free(old) - {"pace", "paceline"}
+    at_top = {one.id for one in _at_import(old) if isinstance(one, ast.Name)}
+    added |= _declared(new) - _declared(old) - at_top
+    if added:
+        raise CannotDerive(f"it has no name for {', '.join(sorted(added))}")
+    used = [one for one in _at_import(new) if isinstance(one, ast.Name) and one.id == "pace"]
+    if not is_script and len(used) > 1:  # its own line binds it
+        raise CannotDerive("it writes or downloads while it is imported, which all workers do")
+
+
+def _free(tree: ast.Module) -> set[str]:
+    """Return the names that a file reads and binds nowhere."""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return names - _bound(tree.body) - set(dir(builtins))
+
+
+def _bound(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the names that statements bind, in whatever function."""
+    bound: set[str] = set()
+    for node in (part for statement in body for part in ast.walk(statement)):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            bound.add(node.id)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.alias):
+            bound.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, _NAMED) and node.name:
+            bound.add(node.name)
+    return bound
+
+
+def _declared(tree: ast.Module) -> set[str]:
+    """Return the names that functions declare ``global``."""
+    return {name for one in ast.walk(tree) if isinstance(one, ast.Global) for name in one.names}
+
+
+def _at_import(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield what runs when a file is imported."""
+    for node in ast.iter_child_nodes(tree):
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from _at_import(node)
+
+
+def placed(sentence: str, names: Sequence[str], texts: Sequence[str]) -> str:
+    """Return a sentence on the one text with the files that its lines stand in.
+
+    Args:
+        sentence: it begins with the script, and a line.
+        names: of both files, as the user is told.
     """
     first = len(texts[0].removesuffix("\n").split("\n")) + 1
 
-    def placed(found: re.Match[str]) -> str:
-        lines = [int(number) for number in re.findall(r"\d+", found[2])]
-        if all(line <= first for line in lines):
-            return found[0]
-        return ", ".join(f"{names[1]}:{line - first}" for line in lines)
+    def place(number: str, word: str = "") -> str:
+        line = int(number)
+        return f"{word}{number}" if line <= first else f"{names[1]}:{line - first}"
 
-    lines = r"\d+(?:, \d+)*"
-    return re.sub(rf"({re.escape(names[0])}:|\blines? )({lines})", placed, sentence)
+    def each(replaced: Callable[[str], str], found: re.Match[str]) -> str:
+        return re.sub(r"\d+", lambda number: replaced(number[0]), found[0])
+
+    own = rf"{re.escape(names[0])}:(\d+)"
+    sentence = re.sub(own, lambda found: place(found[1], f"{names[0]}:"), sentence)
+    several = r"\blines \d+(?:(?:, | and | to )\d+)*"
+    sentence = re.sub(several, lambda found: each(place, found), sentence)
+    sentence = re.sub(r"\bline (\d+)", lambda found: place(found[1], "line "), sentence)
+    return re.sub(rf"\blines (?={re.escape(names[1])}:\d)", "", sentence)

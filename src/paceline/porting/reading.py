@@ -5,6 +5,8 @@
                       if pace.is_main: around them: what all workers would write to the same files
                       at the same time
 
+    files_of          the files of the script's folder that it imports
+
 What the user's other modules write is not seen. This module must not know what its results are used
 for.
 """
@@ -12,6 +14,7 @@ for.
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TypeAlias
 
 WRAP = "parallel.DistributedDataParallel"
@@ -47,6 +50,8 @@ _LOADS = (
     "read_parquet", "read_pickle",
 )  # fmt: skip
 """Endings of the names of functions that read a whole file."""
+_MOST_FILES = 40
+"""Files of a script's folder that are read: more than the training part of a project has."""
 _MOST_LISTED, _MOST_STEPS = 3, 4
 """Writes that a note lists; assignments from a temporary folder to the path of a file in it."""
 Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
@@ -126,6 +131,46 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+
+
+def files_of(script: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the files of a script's folder, or below it, that it imports, itself or through others.
+
+    Those that cannot be read, are not Python or begin with a byte order mark are left out.
+    """
+    script = script.resolve()
+    pending, seen = [script], {script}
+    for path in pending:
+        try:
+            text = path.read_bytes().decode("utf-8")  # with its own line endings, for a diff
+            tree = ast.parse(text)
+        except (OSError, SyntaxError, ValueError):
+            continue
+        if path != script:
+            yield path, text
+        for further in _imported_files(path, tree, script.parent):
+            if further not in seen and len(seen) < _MOST_FILES:
+                seen.add(further)
+                pending.append(further)
+
+
+def _imported_files(path: Path, tree: ast.Module, folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder that a file imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [(folder, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level <= len(path.parents):
+            start = path.parents[node.level - 1] if node.level else folder
+            module = node.module or ""
+            names = [(start, module)]
+            names += [(start, f"{module}.{alias.name}".strip(".")) for alias in node.names]
+        else:
+            continue
+        for start, name in names:
+            place = start.joinpath(*name.split(".")) if name else start
+            for found in (place.with_suffix(".py"), place / "__init__.py"):
+                if found.is_file() and found.resolve().is_relative_to(folder):
+                    yield found.resolve()
 
 
 def note_of_writes(source: Source, name: str) -> str:

@@ -29,7 +29,7 @@ from .iterators import inner_loader, row_that_takes
 from .leftovers import leftovers
 from .loops import Loop
 from .parts import Parts
-from .project import join, split
+from .project import check_names, join, split
 from .reading import INIT, WRAP, Source, rereads, writes
 from .refusals import refuse_anywhere, refuse_loop
 from .together import needs_together
@@ -53,14 +53,20 @@ def port(text: str) -> str:
     return port_together([text])[0]
 
 
-def port_together(texts: Sequence[str]) -> list[str]:
-    """Return a script, and the files that have parts of its loop, as written for Paceline.
+def port_together(texts: Sequence[str], module: str = "") -> list[str]:
+    """Return a script, and the file that has its loop, as they would be written for Paceline.
+
+    Args:
+        module: the name by which the script imports the other file.
 
     Raises:
-        CannotDerive: see `port`.
+        CannotDerive: see `port`; or a file would use what only the other one has.
     """
-    joined = _ported(SourceTree(join(texts))).module.code
-    return [_connected(part) for part in split(joined, texts)]
+    joined = _ported(SourceTree(join(texts, module))).module.code
+    results = [_connected(part) for part in split(joined, texts, module)]
+    for before, after in zip(texts, results, strict=True) if module else ():
+        check_names(before, after, is_script=before is texts[0])
+    return results
 
 
 def _connected(text: str) -> str:

@@ -6,6 +6,8 @@ The tree keeps comments and layout, so that a diff shows only the intended chang
 since the edits need to know the tree's layout. This module must not know what is edited or why.
 """
 
+import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -51,6 +53,14 @@ class Binding(NamedTuple):
     node: Statement
 
 
+def border(module: str) -> str:
+    """Return the line that stands in one text between a script and the file of a module."""
+    return f"# ---- paceline: the file of {module} begins here ----"
+
+
+_BORDER = re.compile(f"^{border('([^ ]+)')}$", re.MULTILINE)
+
+
 class SourceTree:
     """The syntax tree of a text.
 
@@ -62,6 +72,7 @@ class SourceTree:
         bindings: every target of every assignment.
         assigned: the value of every target that has its own, and the target's text.
         order: the position of each node in the text, from 0.
+        beside: the module whose file follows the script's in this text; empty if none does.
     """
 
     def __init__(self, text: str) -> None:
@@ -69,14 +80,21 @@ class SourceTree:
             self.module = cst.parse_module(text)
         except cst.ParserSyntaxError:
             raise CannotDerive from None
+        found = _BORDER.search(text)
+        self.beside = found[1] if found else ""
+        self._first_lines = text.count("\n", 0, found.start()) + 1 if found else math.inf
         self.parents: dict[cst.CSTNode, cst.CSTNode] = {}
         self.nodes = list(self._walk(self.module))
         self.every_call = [node for node in self.nodes if isinstance(node, cst.Call)]
         self.imports = [
             node for node in self.nodes if isinstance(node, cst.Import | cst.ImportFrom)
         ]
-        names = [pair for statement in self.imports for pair in imported(statement)]
-        self._names = {name: full for _, name, full in names if not full.startswith(f"{name}.")}
+        self._names = {
+            name: full
+            for statement in self.imports
+            for _, name, full in imported(statement)
+            if isinstance(statement, cst.ImportFrom) or not full.startswith(f"{name}.")
+        }
         self.order = {node: number for number, node in enumerate(self.nodes)}
         self.bindings = [binding for node in self.nodes for binding in self._bound(node)]
         self.assigned = [
@@ -149,6 +167,16 @@ class SourceTree:
         """Return the number of the line in which a node begins, from 1."""
         number: int = self._positions[node].start.line
         return number
+
+    def is_beside(self, node: cst.CSTNode) -> bool:
+        """Whether a node is in the file that follows the script's in this text."""
+        return bool(self.beside) and self.line(node) > self._first_lines
+
+    def name_beside(self, node: cst.CSTNode) -> str:
+        """Return the name in the file beside that an expression of the script means, or ""."""
+        module, _, name = self.meaning(node).lstrip(".").rpartition(".")
+        is_it = module and (module == self.beside or self.beside.startswith(f"{module}."))
+        return name if is_it else ""
 
     def place(self, node: cst.CSTNode) -> tuple[int, int]:
         """Return the line and the column in which a node begins, from 1."""

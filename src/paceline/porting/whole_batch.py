@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from .dataflow import Flow
-from .loops import Stepping
+from .loops import Stepping, makers_of
 from .tree import by_name, positional
 
 _KNOWN = re.compile(
@@ -46,8 +46,8 @@ def whole_batch(training: Stepping) -> Iterator[cst.BaseExpression]:
 
 
 def _makers(flow: Flow, call: cst.Call) -> list[cst.Call]:
-    """Return the calls that may have made the object which is called here."""
-    return [one for one in flow.origins(call.func) if isinstance(one, cst.Call)]
+    """Return the calls that may have made the object which is called here, on whatever device."""
+    return [one for one in makers_of(flow, call.func) if isinstance(one, cst.Call)]
 
 
 def _forward(flow: Flow, maker: str) -> cst.FunctionDef | None:
