@@ -199,9 +199,10 @@ class Compare(nn.Module):
 
 
 model = nn.Linear(4, 2)
+fixed = torch.randn(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = DataLoader(data, batch_size=8)
-compare = Compare()
+compare = Compare().to("cpu")
 for x, y in loader:
     optimizer.zero_grad()
     out = model(x)
@@ -219,7 +220,14 @@ def lines_of_pairs(product: str, loss: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "product",
-    ["(x @ x.T)", "torch.matmul(x, x.t())", "torch.mm(x, x.transpose(0, 1))", "torch.cdist(x, x)"],
+    [
+        "(x @ x.T)",
+        "x.matmul(x.mT)",
+        "x.mm(x.transpose(1, 0))",
+        "torch.matmul(x, x.t())",
+        "torch.mm(x, x.transpose(0, 1))",
+        "torch.cdist(x, x)",
+    ],
 )
 def test_loss_over_pairs_of_samples_is_noted(product: str) -> None:
     assert lines_of_pairs(product, "compare(out)") == ["a.py:9"]
@@ -228,7 +236,14 @@ def test_loss_over_pairs_of_samples_is_noted(product: str) -> None:
 
 @pytest.mark.parametrize(
     "product",
-    ["x @ self.weight.T", "x @ x", "x @ embed.weight.t()", "torch.trace(torch.mm(x, x.t()))"],
+    [
+        "(x @ torch.eye(2).T)",
+        "(x @ fixed.t())",
+        "x @ self.weight.T",
+        "x @ x",
+        "x @ embed.weight.t()",
+        "torch.trace(torch.mm(x, x.t()))",
+    ],
 )
 def test_product_that_has_no_pairs_of_samples_is_not_noted(product: str) -> None:
     assert lines_of_pairs(product, "compare(out)") == []
@@ -239,6 +254,7 @@ def test_product_that_has_no_pairs_of_samples_is_not_noted(product: str) -> None
     [
         ("((out - out.mean()) / (out.std() + 1e-8) * y).mean()", True),
         ("(out / out.std(0)).mean()", True),
+        ("print(out / out.std()) or out.mean()", False),
         ("(out / out.std(dim=-1, keepdim=True)).mean()", False),
         ("(out / torch.std(out, 1)).mean()", False),
         ("NTXentLoss()(out, y)", True),
@@ -246,7 +262,7 @@ def test_product_that_has_no_pairs_of_samples_is_not_noted(product: str) -> None
     ],
 )
 def test_loss_with_statistics_of_its_batch_is_noted(loss: str, is_noted: bool) -> None:
-    assert lines_of_pairs("x", loss) == ["a.py:19"] * is_noted
+    assert lines_of_pairs("x", loss) == ["a.py:20"] * is_noted
 
 
 def test_model_of_the_script_is_not_read_for_pairs_of_samples() -> None:

@@ -285,6 +285,20 @@ def test_names_of_the_script_are_not_used_in_the_other_file(use: str, tmp_path: 
     assert {fact.ticket.member for fact in run.pushes} == {0, 1}
 
 
+def test_loader_that_an_object_holds_is_prepared_there(tmp_path: Path) -> None:
+    trainer = OWN_OPTIMIZER.replace("fit(self, num_epochs)", "fit(self, epoch)")
+    trainer = trainer.replace("        for epoch in range(num_epochs):\n", "")
+    head, _, loop = trainer.partition("            for x, y")
+    loop = "".join(row[4:] for row in f"            for x, y{loop}".splitlines(keepends=True))
+    use = "trainer = Trainer(model, loader)\nfor epoch in range(3):\n    trainer.fit(epoch)"
+    result = judged(tmp_path, TRAINED.replace("USE", use), {"trainer.py": head + loop})
+    assert ", trainer.optimizer, trainer.batches = pace.prepare(" in result.diff
+    subprocess.run(["patch", "-p0"], input=result.diff, text=True, check=True, cwd=tmp_path)
+    run = run_script(tmp_path / "main.py", tmp_path / "two", workers=2)
+    assert {fact.ticket.member for fact in run.pushes} == {0, 1}
+    assert [set(epoch.values()) for epoch in run.used()] == [{1}] * 3
+
+
 def test_function_that_a_loop_of_the_script_calls_is_not_changed_alone(tmp_path: Path) -> None:
     fit = HEAD + "\ndef fit(seed):\n    " + DATA + "    model = nn.Linear(4, 2)\n"
     fit += "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"

@@ -86,8 +86,8 @@ def check(program: ScriptProgram) -> CheckResult:
 
 def _judge_project(path: Path, source: Source, result: CheckResult) -> CheckResult:
     """Return the change that a script needs if a file that it imports has its loop."""
-    files = list(files_with_loop(path, source.text))
-    if not files or not result.reason:
+    files = list(files_with_loop(path, source.text)) if result.reason else []
+    if not files or _has_workers(source):
         return result
     names = [os.path.relpath(file.path) for file in files]
     if len(files) > 1:
@@ -99,7 +99,7 @@ def _judge_project(path: Path, source: Source, result: CheckResult) -> CheckResu
         changed = _judge_together((source, others), (script, name), file.module)
     except CannotDerive as error:
         changed, reason = None, error.why.removesuffix(f"; {STARTED}")
-    if changed is None and not file.is_repeated and not _is_refused(source):
+    if changed is None and not file.is_repeated and not is_foreign(source):
         alone = judge(others, name, label=_label_beside(script, name))
         writes = note_of_writes(source, str(path))
         changed = None if alone.reason else replace(alone, notes=(*alone.notes, writes))
@@ -111,13 +111,13 @@ def _judge_project(path: Path, source: Source, result: CheckResult) -> CheckResu
     return replace(changed, script=str(path), notes=notes)
 
 
-def _is_refused(source: Source) -> bool:
-    """Whether a script cannot stay as it is: it has workers of its own, or another library's."""
+def _has_workers(source: Source) -> bool:
+    """Whether a script itself has what cannot be ported, such as workers of its own."""
     try:
         refuse_anywhere(SourceTree(source.text))
     except CannotDerive:
         return True
-    return is_foreign(source)
+    return False
 
 
 def _judge_together(sources: Sequence[Source], names: Sequence[str], module: str) -> CheckResult:

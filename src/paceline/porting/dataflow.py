@@ -250,8 +250,14 @@ class Flow:
                     return name
         return self.express(expr, goal)
 
-    def express(self, expr: cst.BaseExpression, goal: Scope, depth: int = 0) -> str:
+    def express(
+        self, expr: cst.BaseExpression, goal: Scope, depth: int = 0, *, is_bound: bool = False
+    ) -> str:
         """Return what an expression is called in ``goal``.
+
+        Args:
+            is_bound: whether ``goal`` is to bind another object to it: an attribute is then not
+                called by the name of what it was first set to.
 
         Raises:
             CannotDerive: it cannot be seen.
@@ -267,7 +273,8 @@ class Flow:
             if self.owner(goal) is owner:
                 return code
             with suppress(CannotDerive):
-                return self.express(self._attribute(owner, code), goal, depth + 1)
+                if not is_bound:
+                    return self.express(self._attribute(owner, code), goal, depth + 1)
             return code.replace("self", self.instance(owner, goal), 1)
         home = self.home(root, scope)
         if home is self.home(root, goal) and self._is_visible(root, home, goal):
@@ -280,7 +287,7 @@ class Flow:
             calls = self.calls_with_gradients(home) or self.calls_of(home)
             arguments = [call.given.get(code) for call in calls]
             names = {
-                self.express(argument, goal, depth + 1)
+                self.express(argument, goal, depth + 1, is_bound=is_bound)
                 for argument in arguments
                 if argument is not None
             }
@@ -290,7 +297,7 @@ class Flow:
         values = self.bindings(code, home)
         if len(values) != 1 or values[0].place is not None:
             raise CannotDerive
-        return self.express(values[0].value, goal, depth + 1)
+        return self.express(values[0].value, goal, depth + 1, is_bound=is_bound)
 
     def _is_visible(self, name: str, home: Scope, goal: Scope) -> bool:
         """Whether what a name stands for is seen in a function: not across files."""

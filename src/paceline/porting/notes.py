@@ -87,9 +87,8 @@ def _notes_of_pairs(training: Stepping, name: str) -> Iterator[str]:
     for line, code in sorted(first.items()):
         yield (
             f"{name}:{line} computes {' '.join(code.split())} from all samples of a batch "
-            "together, and a worker has only its part: with K workers each sample is compared with "
-            '1/K as many; prepare(..., batch="per-worker") leaves each worker a batch as large as '
-            "the loader's"
+            "together, and a worker has only its part: with K workers these are 1/K as many; "
+            'prepare(..., batch="per-worker") leaves each worker a batch as large as the loader\'s'
         )
 
 

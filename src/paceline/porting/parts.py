@@ -9,6 +9,7 @@ must not know what its results are used for.
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 import libcst as cst
 
@@ -237,6 +238,7 @@ class Parts:
             and scope is self.script.scope(self.loop.node)
         ):
             self._before_iterators(self.loop.taken.iterations, scope)
+        take_loader = express or partial(self.flow.express, is_bound=True)
         express = express or self.flow.express
         self.models = [express(model, scope) for model in self._models]
         self.optimizers = [
@@ -246,7 +248,7 @@ class Parts:
         if self.endless is not None:
             self.loader = self._endless_loader(scope)
         else:
-            self.loader = None if loader is None else express(loader, scope)
+            self.loader = None if loader is None else take_loader(loader, scope)
         if self.loop.numbers is not None:
             assert isinstance(self.loop.node, cst.For)
             check_visible(self.flow, self.loop.node, scope, set(self.script.within(self._line)))

@@ -4,11 +4,10 @@
     note_of_writes    torch.save(...), open(..., "w"), mkdir, download=True, without an
                       if pace.is_main: around them: what all workers would write to the same files
                       at the same time
-
     files_of          the files of the script's folder that it imports
 
-What the user's other modules write is not seen. This module must not know what its results are used
-for.
+What the user's other modules write is not seen. Above 300 lines, since all of it reads one kind of
+tree. This module must not know what its results are used for.
 """
 
 import ast

@@ -23,7 +23,11 @@ _KNOWN = re.compile(
 """Names of losses that compare the samples of a batch, wherever they are defined."""
 _PRODUCTS = ("torch.matmul", "torch.mm")
 _DISTANCES = ("torch.cdist", "torch.pdist", "torch.nn.functional.pdist")
+_METHODS = ("matmul", "mm")
 _SPREADS = ("std", "var")
+_SHOWS = ("print", "info", "debug", "log", "add_scalar", "append", "write", "format")
+_CONSTANTS = re.compile(r"torch\.(rand|eye|ones|zeros|full|tensor|arange|from_numpy)")
+"""What makes a matrix that is no batch."""
 
 
 def whole_batch(training: Stepping) -> Iterator[cst.BaseExpression]:
@@ -63,13 +67,20 @@ def _mixes_samples(flow: Flow, node: cst.BaseExpression) -> bool:
     if isinstance(node, cst.BinaryOperation):
         if isinstance(node.operator, cst.MatrixMultiply):
             return _is_of_pairs(flow, node.left, node.right)
-        return isinstance(node.operator, cst.Divide) and any(
+        is_normalised = isinstance(node.operator, cst.Divide) and any(
             isinstance(part, cst.Call) and _is_spread_over_samples(part)
             for part in script.within(node.right)
         )
+        return is_normalised and not _is_shown(flow, node)
     if not isinstance(node, cst.Call):
         return False
     meaning, given = script.meaning(node.func), positional(node)
+    if (
+        isinstance(node.func, cst.Attribute)
+        and node.func.attr.value in _METHODS
+        and len(given) == 1
+    ):
+        return _is_of_pairs(flow, node.func.value, given[0])
     if meaning in _PRODUCTS and len(given) == 2:
         around = script.parents[script.parents[node]]
         is_traced = isinstance(around, cst.Call) and script.meaning(around.func) == "torch.trace"
@@ -77,14 +88,25 @@ def _mixes_samples(flow: Flow, node: cst.BaseExpression) -> bool:
     return meaning in _DISTANCES
 
 
+def _is_shown(flow: Flow, node: cst.BaseExpression) -> bool:
+    """Whether a value is only printed or logged."""
+    calls = [up.func for up in flow.script.up(node) if isinstance(up, cst.Call)]
+    return any(flow.script.meaning(call).rpartition(".")[2] in _SHOWS for call in calls)
+
+
 def _is_of_pairs(flow: Flow, left: cst.BaseExpression, right: cst.BaseExpression) -> bool:
     """Whether a product has a row and a column for each sample: ``a @ b.T``, of no weights."""
     code = flow.script.code(right)
-    turned = re.fullmatch(r"(.+)(\.T|\.t\(\)|\.transpose\(0, ?1\))", code, re.DOTALL)
+    turned = re.fullmatch(r"(.+)(\.m?T|\.t\(\)|\.transpose\((0, ?1|1, ?0)\))", code, re.DOTALL)
     if turned is None:
         return False
     sides = [turned[1], flow.script.code(left)]
-    return not any(re.search(r"\bself\.|weight|Parameter|\bW", side) for side in sides)
+    if any(re.search(r"\bself\.|weight|Parameter|\bW", side) for side in sides):
+        return False
+    parts = [part for side in (left, right) for part in flow.script.within(side)]
+    origins = [one for part in parts if isinstance(part, cst.Name) for one in flow.origins(part)]
+    calls = [one for one in (*parts, *origins) if isinstance(one, cst.Call)]
+    return not any(_CONSTANTS.match(flow.script.meaning(call.func)) for call in calls)
 
 
 def _is_spread_over_samples(call: cst.Call) -> bool:
