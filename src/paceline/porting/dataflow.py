@@ -207,16 +207,12 @@ class Flow:
         """Return the function of the script that is called here; None if it is none."""
         if not isinstance(value, cst.Call):
             return None
-        name = self.script.code(value.func).removeprefix("self.")
-        if not self.script.is_beside(value):
-            name = self.script.name_beside(value.func) or name
-        function = self.functions.get(name)
-        is_of_self = isinstance(value.func, cst.Attribute) and not self.script.name_beside(
-            value.func
-        )
-        if function is None or is_of_self or self._names(value.func, function, name):
-            return function
-        return None
+        code = self.script.code(value.func)
+        name = "" if self.script.is_beside(value) else self.script.name_beside(value.func)
+        function = self.functions.get(name or code.removeprefix("self."))
+        if function is None or (not name and isinstance(value.func, cst.Attribute)):
+            return function  # a method of self
+        return function if self._names(value.func, function, name or code) else None
 
     def reached(self, nodes: list[cst.CSTNode]) -> list[cst.CSTNode]:
         """Return these nodes, and the script's functions that are called from them."""

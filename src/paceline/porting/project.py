@@ -12,6 +12,7 @@ import ast
 import builtins
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,11 +48,11 @@ def files_with_loop(script: Path, main: str) -> Iterator[ProjectFile]:
     """
     folder = script.resolve().parent
     for path, text in files_of(script):
-        if not has_steps(text):
+        owners, functions = _names_with_loop(text)
+        if not owners:
             continue
         parts = path.relative_to(folder).with_suffix("").parts
         module = ".".join(part for part in parts if part != "__init__")
-        owners, functions = _names_with_loop(text)
         tree = SourceTree(f"{main}\n{border(module)}\n")
         uses = [
             node
@@ -66,18 +67,26 @@ def files_with_loop(script: Path, main: str) -> Iterator[ProjectFile]:
 
 def has_steps(text: str) -> bool:
     """Whether a file steps an optimizer."""
+    steps = _steps_of(text)
+    return steps is not None and bool(steps.steps)
+
+
+def _steps_of(text: str) -> OptimizerSteps | None:
+    """Return the steps of optimizers in a file; None if it has none, or cannot be read."""
     if "step(" not in text:
-        return False
-    try:
-        return bool(OptimizerSteps(Flow(SourceTree(text))).steps)
-    except CannotDerive:
-        return False
+        return None
+    with suppress(CannotDerive):
+        return OptimizerSteps(Flow(SourceTree(text)))
+    return None
 
 
 def _names_with_loop(text: str) -> tuple[set[str], set[str]]:
     """Return the functions and classes whose loops step, and the functions, with methods."""
-    flow = Flow(script := SourceTree(text))
-    chains = (chain for call, _ in OptimizerSteps(flow).steps for chain in flow.around_steps(call))
+    found = _steps_of(text)
+    if found is None:
+        return set(), set()
+    flow, script = found.flow, found.script
+    chains = (chain for call, _ in found.steps for chain in flow.around_steps(call))
     scopes = {script.scope(loop) for chain in chains for loop in chain}
     functions = [scope for scope in scopes if isinstance(scope, cst.FunctionDef)]
     owners = {(flow.owner(function) or function).name.value for function in functions}
