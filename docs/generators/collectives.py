@@ -32,13 +32,15 @@ A run selects one by name: `paceline train softmax --workers 4 --collective ring
 full-sync and local-sgd, on this machine and under torchrun (there during the backward pass).
 `native` is torch.distributed's own all-reduce (sums of at most 1 MiB that ranks of one machine wait
 for go along a tree, which wakes fewer threads), `shared` the memory that workers of a machine
-share. A schedule in which a member has died cannot be repaired, shared memory can. All members
-get the same bits with each collective, but not the same as with another one, since the order of the
-sums differs.
+share: each adds up its part of the gradients for all. Under torchrun ranks map each other's memory
+for that (`engines/torchrun/symmetric_memory.py`), if they are on one machine, in one container and
+of one user. After a death workers of `paceline launch` go on in it; a schedule cannot be repaired.
+All members get the same bits with each collective, but not the same as with another one, since the
+order of the sums differs.
 
-`auto` is shared memory if there is any. If there is none, as under torchrun, it is the
-fastest one by the measured cost of messages on this machine, for the size of a worker's gradients.
-It is native without a measurement, between several machines, on GPUs and with `--deterministic`.
+`auto` is shared memory if there is any. If there is none, it is the fastest one by the measured
+cost of messages on this machine, for the size of a worker's gradients. It is native without a
+measurement, between several machines, on GPUs and with `--deterministic`.
 `paceline bench collectives --workers 4` measures the costs and keeps them in
 `~/.cache/paceline/ceilings.json`, unless `--names` or `--sizes` leave out what a run needs.
 Buckets that are summed during a backward pass count as the time that they add to it, measured

@@ -183,13 +183,13 @@ class Plan:
             batches += f" in K = {self.pushes_per_update} pushes of at most {self.mini_batch_size}"
         if self.accumulate > 1:
             batches += f", a push of {self.accumulate} mini-batches, one after the other"
-        where = f"{self.workers} on {self.device}, engine {self.engine}, "
-        where += _WAYS.get(self.path, "through the store")
+        path = "peers" if self.collective == "shared" else self.path
+        way = _WAYS.get(path, "through the store")
         outer = f"{self.outer} on the mean of what local steps have changed"
         return (
             ("task", self.task),
             ("data", self.source),
-            ("workers", where),
+            ("workers", f"{self.workers} on {self.device}, engine {self.engine}, {way}"),
             ("protocol", self.protocol),
             *([("outer optimizer", outer)] if self.outer != "none" else []),
             *self._fragments_row(),

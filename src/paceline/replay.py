@@ -265,6 +265,8 @@ def _reason(header: Header) -> str:
 def _summed_otherwise(collective: str) -> str:
     if collective == "native":
         return "its gradients were averaged by torch.distributed, in its own order"
+    if collective == "shared":
+        return "its ranks added up their shares of the gradients, each beginning with its own"
     return (
         f"its gradients were summed along {collective}, and a replay sums them as shared memory "
         "does, in another order"

@@ -8,6 +8,11 @@ from hypothesis import strategies as st
 from paceline.engines.torchrun.buckets import Bucket, LinesAlong
 from paceline.exchange.compressed import Span
 
+
+def own_zeros(num_bytes: int) -> torch.Tensor:
+    return torch.zeros(num_bytes, dtype=torch.uint8)
+
+
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -17,7 +22,7 @@ def test_lines_and_gradients_of_all_ranks_are_one_sum(
     dtype: torch.dtype, lines: list[bytes]
 ) -> None:
     bucket = Span(0, 8 * dtype.itemsize, dtype)
-    ranks = [LinesAlong(24 * len(lines), bucket, 256) for _ in lines]
+    ranks = [LinesAlong(24 * len(lines), bucket, 256, own_zeros) for _ in lines]
     for seat, (one, line) in enumerate(zip(ranks, lines, strict=True)):
         bucket.of(one.mean).fill_(1.0)
         one.put(seat, torch.frombuffer(bytearray(line), dtype=torch.uint8))

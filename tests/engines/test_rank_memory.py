@@ -6,7 +6,8 @@ from ranks import run_by_mpirun
 
 MOST = 4.6
 """Times the parameters: they, their momentum, their gradients and the sum over ranks are 4; what
-else a process begins to use meanwhile is some megabytes."""
+else a process begins to use meanwhile is some megabytes. Of a page that two processes map, each has
+half."""
 SCRIPT = """
 import ctypes
 import torch
@@ -17,7 +18,7 @@ import paceline
 
 def held_bytes():
     ctypes.CDLL(None).malloc_trim(0)
-    return 1024 * int(open("/proc/self/status").read().split("VmRSS:")[1].split()[0])
+    return 1024 * int(open("/proc/self/smaps_rollup").read().split("Pss:")[1].split()[0])
 
 
 pace = paceline.connect()

@@ -81,8 +81,11 @@ def assert_one_cause(ended: Ended, *words: str) -> None:
     [
         (2, "full-sync", {"NORM": "1"}),
         (2, "full-sync", {"MODE": "twice"}),
+        (2, "full-sync", {"MODE": "twice", "PACELINE_COLLECTIVE": "native"}),
         (3, "full-sync", {}),
+        (3, "full-sync", {"PACELINE_COLLECTIVE": "native"}),
         (2, "local-sgd:2", {}),
+        (2, "local-sgd:2", {"PACELINE_COLLECTIVE": "native"}),
         (2, "post-local-sgd:3,2", {}),
         (3, "local-sgd:4+nesterov:0.7,0.9+fragments:2,1", {}),
     ],
@@ -161,8 +164,9 @@ def test_a_failed_run_has_one_cause(tmp_path: Path, mode: str, words: tuple[str,
 
 
 @pytest.mark.timeout(100)
-def test_a_death_along_a_schedule_has_one_cause(tmp_path: Path) -> None:
-    ended = run_ranks(tmp_path, 3, MODE="kill 2", PACELINE_COLLECTIVE="ring")
+@pytest.mark.parametrize("collective", ["native", "ring"])
+def test_a_death_while_ranks_send_has_one_cause(tmp_path: Path, collective: str) -> None:
+    ended = run_ranks(tmp_path, 3, MODE="kill 2", PACELINE_COLLECTIVE=collective)
     assert_one_cause(ended, "worker 2 ended: process", "--max-restarts")
     assert ended.took_s < 60
 
@@ -208,9 +212,6 @@ def test_all_ranks_may_leave_their_loops_together(tmp_path: Path) -> None:
 def test_settings_that_ranks_do_not_support_are_refused_at_the_start(tmp_path: Path) -> None:
     ended = run_ranks(tmp_path, 2, PACELINE_PROTOCOL="k-sync:2")
     assert_one_cause(ended, "decides after each push", "paceline launch --workers 2")
-    assert not (tmp_path / "run").exists()
-    ended = run_ranks(tmp_path, 2, PACELINE_COLLECTIVE="shared")
-    assert_one_cause(ended, "collective 'shared' cannot be used", "use native or a schedule")
     assert not (tmp_path / "run").exists()
     ended = run_ranks(tmp_path, 2, PACELINE_LR="0.5")
     assert_one_cause(ended, "lr 0.5 (PACELINE_LR) is for tasks", "lr=0.5)")

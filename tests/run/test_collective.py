@@ -1,6 +1,7 @@
 """Which collective a run uses: the requested one, else the fastest measured; or one sentence."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from paceline.run.collective import (
     measured_for,
     path_of,
     read_measured,
+    why_not_shared,
 )
 from paceline.system.processors import num_cores
 
@@ -77,7 +79,6 @@ def test_each_collective_has_its_path() -> None:
         ({"collective": "ring", "protocol": "async"}, "protocol async decides after each push"),
         ({"collective": "native", "protocol": "k-sync:2"}, "--protocol full-sync or local-sgd:H"),
         ({"collective": "ring", "engine": "inline"}, "engine inline runs its members in turn"),
-        ({"collective": "shared", "engine": "torchrun"}, "processes of torchrun share no memory"),
     ],
 )
 def test_unsupported_combinations_are_refused_in_one_sentence(
@@ -105,6 +106,36 @@ def test_the_requested_collective_is_used() -> None:
     native = settings(collective="native")
     assert collective_of(native, "collective", 100, KnownCosts(cost=cost()))[0] == "native"
     assert collective_of(settings(), "peers")[0] == "shared"
+
+
+@pytest.mark.parametrize(
+    ("given", "shares_memory", "device", "why"),
+    [
+        ({}, True, "cpu", ""),
+        ({"deterministic": True}, True, "cpu", ""),
+        ({"collective": "shared"}, True, "cpu", ""),
+        ({}, False, "cpu", "the ranks share no memory"),
+        ({}, True, "cuda:0", "the model lies on cuda:0"),
+        ({"compress": "int8"}, True, "cpu", "compressed gradients are sent as messages"),
+        ({"engine": "local"}, True, "cpu", "not ranks"),
+    ],
+)
+def test_ranks_of_one_machine_sum_in_memory_that_all_map(
+    given: dict[str, Any], shares_memory: bool, device: str, why: str
+) -> None:
+    chosen = settings(**{"engine": "torchrun", **given})
+    reason = why_not_shared(chosen, replace(RANKS, shares_memory=shares_memory), device)
+    assert bool(reason) == bool(why)
+    assert why in reason
+    measured = KnownCosts(cost=cost(), day="today")
+    if not why:
+        assert collective_of(chosen, "collective", 100, measured, reason)[0] == "shared"
+        native = replace(chosen, collective="native")
+        assert collective_of(native, "collective", 100, measured, reason)[0] == "native"
+        return
+    assert collective_of(chosen, "collective", 100, measured, reason)[0] != "shared"
+    with pytest.raises(ConfigError, match="collective 'shared' cannot be used: "):
+        collective_of(replace(chosen, collective="shared"), "collective", 100, measured, reason)
 
 
 def test_the_fastest_measured_collective_is_used() -> None:

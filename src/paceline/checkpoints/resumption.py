@@ -174,7 +174,7 @@ def adopt(resolved: Resolved) -> RunSettings:
         del changes["engine"]
     if settings.engine == "torchrun":  # its launcher decides these
         changes = {name: value for name, value in changes.items() if name not in _BY_LAUNCHER}
-        if changes.get("collective") == "shared":  # ranks share no memory
+        if changes.get("collective") == "shared":  # ranks may share none: they look
             del changes["collective"]
     if divides(settings.split):
         changes = {name: value for name, value in changes.items() if name not in _NOT_WITH_SPLIT}

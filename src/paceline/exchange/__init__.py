@@ -44,6 +44,10 @@ CPU_BUCKET_BYTES: Final = 4 << 20
 backward pass, while 4 MB still take thirty times what it costs to start them (0.1 ms, loopback)."""
 
 
+SHARED: Final = "shared"
+"""The collective that sums in memory which all members see."""
+
+
 class Route(NamedTuple):
     """How the gradients of peers are summed, as the run told this member.
 
@@ -55,7 +59,7 @@ class Route(NamedTuple):
     """
 
     rendezvous: str = ""
-    collective: str = "shared"
+    collective: str = SHARED
     newest: int = 0
 
     @property

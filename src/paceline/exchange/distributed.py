@@ -53,7 +53,7 @@ class DistributedAveraging(Averaging):
         self._own = self._make_own()
         """Parameters and optimizer state in one block on this member's own device."""
         self._updater = Updater(copy.rule, replica.parameters, replica.layout, self._own)
-        self._mean = torch.zeros_like(self._own) if copy.is_difference else replica.outgoing
+        self._mean = self._zeros(self._own) if copy.is_difference else replica.outgoing
         self._is_bad = False
         self._compressed = hooks.compressed
         if self._compressed is not None:
@@ -69,6 +69,10 @@ class DistributedAveraging(Averaging):
     def _make_own(self) -> Tensor:
         """Return this member's copy of the newest version's block in the store."""
         return self._store.blocks[self.block].to(self._replica.device, copy=True)
+
+    def _zeros(self, like: Tensor) -> Tensor:
+        """Return memory for a mean."""
+        return self._group.zeros(len(like)) if like.device.type == "cpu" else torch.zeros_like(like)
 
     def _make_group(self, route: Route) -> MemberGroup:
         """Return the group of all members of the run, ranked by seat.

@@ -46,6 +46,13 @@ class MemberGroup(abc.ABC):
     rank: int
     size: int
 
+    def zeros(self, num_bytes: int) -> Tensor:
+        """Return zeroed bytes of a CPU, ``(num_bytes,)``, which this group sums the fastest.
+
+        All members call it alike.
+        """
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+
     @abc.abstractmethod
     def all_reduce(
         self, tensor: Tensor, *, is_maximum: bool = False, at_once: bool = False

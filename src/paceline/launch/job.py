@@ -85,8 +85,8 @@ def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
     path_of(settings, protocol)
     if settings.path not in ("auto", "collective"):
         raise ConfigError(
-            f"path {settings.path!r} is shared memory, which processes of torchrun lack: leave "
-            f"the setting out. On one machine: {command}"
+            f"path {settings.path!r} is the store, which processes of torchrun lack: leave the "
+            f"setting out. On one machine: {command}"
         )
     for name in _UNSUPPORTED:
         if getattr(settings, name):

@@ -120,6 +120,7 @@ class RunThread(threading.Thread):
         self._processes: dict[int, tuple[str, int]] = {}
         """Rank -> its process and machine in words, and its process id."""
         self._num_machines = 0
+        self._shares_memory = False
         self._lost: set[int] = set()
         self._folder = JobFolder(life.rank, life.place if life.rank.is_hosted else None)
 
@@ -208,6 +209,7 @@ class RunThread(threading.Thread):
             for seat, hello in hellos.items()
         }
         self._num_machines = _num_machines(ordered)
+        self._shares_memory = _shares_memory(ordered)
         seeds = unseeded([hello.random for hello in ordered])
         self._post.tell_all(Meet(seeds, is_near=self._num_machines == 1))
 
@@ -226,6 +228,7 @@ class RunThread(threading.Thread):
             on_signal=self._hear_signal,
             on_folder=began,
             is_one_machine=self._num_machines == 1,
+            shares_memory=self._shares_memory,
         ))  # fmt: skip
 
     @contextmanager
@@ -273,6 +276,12 @@ def _compare(hellos: Sequence[Hello]) -> None:
 def _num_machines(hellos: Sequence[Hello]) -> int:
     """Count machines by name and boot: machines of one image may all be called ``localhost``."""
     return len({(hello.host, hello.boot) for hello in hellos})
+
+
+def _shares_memory(hellos: Sequence[Hello]) -> bool:
+    """Return whether all ranks can map each other's memory: one machine, container and user."""
+    domains = {hello.memory for hello in hellos}
+    return _num_machines(hellos) == 1 and len(domains) == 1 and "" not in domains
 
 
 def _refuse_unreachable(hellos: Sequence[Hello]) -> None:

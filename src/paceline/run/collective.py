@@ -2,7 +2,7 @@
 
     --path  --collective     what sums                        a run's path
     auto    auto             chosen (`path_of`)               any
-            shared           each worker its share, memory of all    peers
+            shared           each worker its share, memory of all    peers; of ranks: collective
             native           torch.distributed's all-reduce   collective
             ring, tree, ...  a schedule of `collectives/`     collective
 
@@ -23,7 +23,7 @@ from ..collectives.transfers import Operation
 from ..config import RunSettings
 from ..engines.base import Traits
 from ..errors import ConfigError, FileError, unknown
-from ..exchange import CPU_BUCKET_BYTES, FIRST_BUCKET_BYTES
+from ..exchange import CPU_BUCKET_BYTES, FIRST_BUCKET_BYTES, SHARED
 from ..plan import format_bytes
 from ..protocols.base import SyncProtocol
 from ..report.text import format_duration
@@ -31,7 +31,6 @@ from ..system.ceilings import ceilings_path, read_ceilings, write_ceilings
 from ..system.processors import count_accelerators, num_cores
 
 AUTO: Final = "auto"
-SHARED: Final = "shared"
 NATIVE: Final = "native"
 SECTION: Final = "collectives"
 """Of the file of ceilings: measurements by the number of processes, as text."""
@@ -50,13 +49,19 @@ def path_of(settings: RunSettings, protocol: SyncProtocol) -> str:
     """
     if settings.collective != AUTO:
         _check(settings, protocol)
-        return "peers" if settings.collective == SHARED else "collective"
+        return _path_of_collective(settings)
     if settings.engine == "torchrun":
         return "collective"
     is_free = settings.path == AUTO and settings.engine == "local" and settings.workers > 1
     if is_free and protocol.is_spmd and count_accelerators(settings.device) >= settings.workers:
         return "collective"
     return settings.path
+
+
+def _path_of_collective(settings: RunSettings) -> str:
+    """The path of the collective that was asked for; ranks map memory, but have no store in it."""
+    is_in_store = settings.collective == SHARED and settings.engine != "torchrun"
+    return "peers" if is_in_store else "collective"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,20 @@ class KnownCosts:
 
 
 UNMEASURED = KnownCosts()
+_NO_RANKS = "the workers are not ranks of torchrun"
+
+
+def why_not_shared(settings: RunSettings, traits: Traits, device: str) -> str:
+    """Why ranks of torchrun do not sum in memory that all map; empty: they can."""
+    if settings.engine != "torchrun":
+        return _NO_RANKS
+    if not traits.shares_memory:
+        return "the ranks share no memory (several machines, containers or users)"
+    if not device.startswith("cpu"):
+        return f"the model lies on {device}"
+    if settings.compress != "none":
+        return f"compress {settings.compress}: compressed gradients are sent as messages"
+    return ""
 
 
 def measured_for(settings: RunSettings, traits: Traits, device: str) -> KnownCosts:
@@ -139,20 +158,35 @@ def tell_kept(cost: HostCost) -> str:
 
 
 def collective_of(
-    settings: RunSettings, path: str, gradient_bytes: int = 0, measured: KnownCosts = UNMEASURED
+    settings: RunSettings,
+    path: str,
+    gradient_bytes: int = 0,
+    measured: KnownCosts = UNMEASURED,
+    why_not_shared: str = _NO_RANKS,
 ) -> tuple[str, str]:
     """What sums in a run by this path, and why; empty: the store sums the pushes.
 
     Args:
         gradient_bytes: of one worker, which are summed.
+        why_not_shared: why the ranks of torchrun do not sum in shared memory; empty: they can.
+
+    Raises:
+        ConfigError: they were asked to, and cannot.
     """
     if path == "store":
         return "", ""
     if settings.collective not in (AUTO, NATIVE):
         name = settings.collective
+        if name == SHARED and path == "collective" and why_not_shared:
+            raise ConfigError(
+                f"collective {name!r} cannot be used: {why_not_shared}; leave the setting out, or "
+                "use native or a schedule such as ring"
+            )
         return name if name == SHARED else str(parse(name, settings.workers)), "as asked for"
     if path == "peers":
         return SHARED, "each worker its share, in memory that all see"
+    if settings.collective == AUTO and not why_not_shared:
+        return SHARED, "each rank its share, in memory that all map"
     own = "torch.distributed's own all-reduce"
     if settings.collective == NATIVE or measured.cost is None:
         return NATIVE, f"{own}; {measured.why_not}" if measured.why_not else own
@@ -218,12 +252,7 @@ def _check(settings: RunSettings, protocol: SyncProtocol) -> None:
             f"{what}engine inline runs its members in turn; leave the setting out, or use "
             "--engine local"
         )
-    if name == SHARED and settings.engine == "torchrun":
-        raise ConfigError(
-            f"{what}processes of torchrun share no memory; leave the setting out, or use native "
-            "or a schedule such as ring"
-        )
-    path = "peers" if name == SHARED else "collective"
+    path = _path_of_collective(settings)
     if settings.path not in (AUTO, path):
         raise ConfigError(
             f"path {settings.path!r} and collective {name!r} exclude each other; leave the path "

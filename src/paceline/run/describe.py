@@ -22,7 +22,7 @@ from ..protocols.staleness import WHOLE
 from ..protocols.streaming import AT_ONCE
 from ..report.text import format_duration
 from ..system.processors import num_cores
-from .collective import AUTO, UNMEASURED, KnownCosts, collective_of, path_of
+from .collective import AUTO, UNMEASURED, KnownCosts, collective_of, path_of, why_not_shared
 
 _REMEDY = (
     "; usually they were shuffled or split without a seed before paceline.connect(), or listed in "
@@ -223,7 +223,9 @@ def make_plan(
     path = _path(first, protocol, settings, traits)
     _refuse_to_compress(first, settings, path)
     _refuse_to_stream(first, protocol, settings, path)
-    collective, why = collective_of(settings, path, first.update_bytes, measured)
+    collective, why = collective_of(
+        settings, path, first.update_bytes, measured, why_not_shared(settings, traits, first.device)
+    )
     if first.split:
         collective, why = "", ""
     return Plan(

@@ -10,13 +10,15 @@
                           lines: once a round                averaging.py  with the last bucket
                           bytes: all-reduce, or a schedule   buckets.py    during the backward pass,
                                                                            bucket by bucket
+                          or in memory that all map          symmetric_memory.py  on one machine
                                                              group.py      gloo between CPUs, NCCL
                                                                            between GPUs
              thread   a receive from rank K + 1, which fails when that rank dies
 
 Messages go through the ``TCPStore`` that torch's own process groups use for rendezvous, bytes
-through torch's own groups; ranks have no other connection. ``world.py`` reads the rank from the
-environment, ``place.py`` reaches the store, ``life.py`` runs a process from ``connect`` to its end.
+through torch's own groups; on one machine gradients are summed in memory that all ranks map.
+``world.py`` reads the rank from the environment, ``place.py`` reaches the store, ``life.py`` runs a
+process from ``connect`` to its end.
 
 One controller, a thread of rank 0, decides for all ranks, as on one machine: clocks, signals and
 the disk are read in one place. If any rank dies the run ends; torchrun restarts it

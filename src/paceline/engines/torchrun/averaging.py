@@ -17,8 +17,9 @@ residual of a discarded first try is discarded, too.
 
 Between CPUs the last bucket, which is complete just before the push, waits for it, is multiplied as
 a whole, and carries the lines of all ranks: a small model's sum takes as long as one more
-collective. An unused parameter's bucket starts at the push. Source: as in buckets.py. It must not
-know protocols.
+collective. An unused parameter's bucket starts at the push. Source: as in buckets.py.
+Above 300 lines, since a sum and the reasons to make it again are read together. It must not know
+protocols.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from ...compression.base import AllReduce, Exchanging, UnderWay
 from ...errors import ConfigError
-from ...exchange import Route
+from ...exchange import SHARED, Route
 from ...exchange.base import ScriptHooks, Work
 from ...exchange.compressed import CompressedGradient, GroupLink, Span
 from ...exchange.distributed import DistributedAveraging
@@ -42,6 +43,7 @@ from ...store.sums import are_finite
 from .buckets import Bucket, LinesAlong, make_buckets
 from .group import RankGroup
 from .member import GatheredLines
+from .symmetric_memory import SymmetricGroup
 
 _STALE = -1.0
 """Instead of a share: the gradients were changed after their sum had started."""
@@ -81,7 +83,8 @@ class RankAveraging(DistributedAveraging):
         super().__init__(copy, barrier, hooks, route)
         if self._overlaps:
             self._along = self._take_lines_along()
-            self._mean = torch.zeros_like(self._mean) if self._along is None else self._along.mean
+            lines = self._along
+            self._mean = self._zeros(self._mean) if lines is None else lines.mean
             places = self._replica.layout.parameters.places
             self._views = [place.view(self._mean) for place in places]
             buckets = enumerate(self._buckets)
@@ -99,7 +102,7 @@ class RankAveraging(DistributedAveraging):
         if not LinesAlong.fits(num_bytes, last):
             return None
         self._lines.take_along = self._bring_lines
-        return LinesAlong(num_bytes, last, len(self._mean))
+        return LinesAlong(num_bytes, last, len(self._mean), self._group.zeros)
 
     def _make_own(self) -> Tensor:
         """Return this rank's parameters: on a CPU the store's block, which nobody else reads."""
@@ -107,6 +110,8 @@ class RankAveraging(DistributedAveraging):
         return self._store.blocks[self.block].to(self._replica.device)
 
     def _make_group(self, route: Route) -> MemberGroup:
+        if route.collective == SHARED:
+            return SymmetricGroup(self._ranks)
         return along(route.collective, self._ranks, is_apart=True)
 
     def refuse(self, what: str, *, is_over: bool = False) -> None:

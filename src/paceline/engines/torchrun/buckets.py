@@ -15,7 +15,7 @@ Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Paralle
 what a line contains.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -84,16 +84,19 @@ class LinesAlong:
         num_bytes: the size of all lines.
         bucket: the bucket that carries them, at the beginning of the mean.
         mean_bytes: the size of the whole mean.
+        zeros: returns memory of so many bytes.
 
     Attributes:
         mean: bytes, ``(mean_bytes,)``, zero at first.
         whole: lines and bucket in one, ``(n,)``, of the bucket's dtype.
     """
 
-    def __init__(self, num_bytes: int, bucket: Span, mean_bytes: int) -> None:
+    def __init__(
+        self, num_bytes: int, bucket: Span, mean_bytes: int, zeros: Callable[[int], Tensor]
+    ) -> None:
         size = num_bytes * bucket.dtype.itemsize
         start = -(-size // ALIGN_BYTES) * ALIGN_BYTES
-        room = torch.zeros(start + mean_bytes, dtype=torch.uint8)
+        room = zeros(start + mean_bytes)
         self.mean = room[start:]
         self.whole = room[start - size : start + bucket.stop].view(bucket.dtype)
         self._lines = self.whole[:num_bytes]

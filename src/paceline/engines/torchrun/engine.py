@@ -28,6 +28,7 @@ class RankZero:
         on_signal: called when a rank received a signal that asks for the end.
         on_folder: called when the folder of the run is known.
         is_one_machine: whether all ranks are on this machine.
+        shares_memory: whether they can map each other's memory.
     """
 
     post: ControllerPost
@@ -37,6 +38,7 @@ class RankZero:
     on_signal: Callable[[int], None]
     on_folder: Callable[[str], None]
     is_one_machine: bool
+    shares_memory: bool = False
 
 
 class TorchrunEngine(Engine):
@@ -61,7 +63,9 @@ class TorchrunEngine(Engine):
                 f"the script with torchrun --nproc-per-node {num_seats} SCRIPT"
             )
         self._zero = zero
-        self.traits = replace(self.traits, is_one_machine=zero.is_one_machine)
+        self.traits = replace(
+            self.traits, is_one_machine=zero.is_one_machine, shares_memory=zero.shares_memory
+        )
         self._members: dict[int, int] = {}
         """Seat -> member."""
         self._seats: dict[int, int] = {}

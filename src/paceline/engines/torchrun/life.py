@@ -68,6 +68,7 @@ from .post import (
     RunOver,
     StoreChannel,
 )
+from .symmetric_memory import memory_domain
 from .world import RankOfWorld, boot_of_machine, environment_anew
 
 ANEW = -1
@@ -148,7 +149,7 @@ class RankLife:
         """
         self.channel.say(Hello(
             socket.gethostname(), self._pid, settings, random_digests(), why_unreachable(),
-            boot_of_machine(),
+            boot_of_machine(), memory_domain(),
         ))  # fmt: skip
         message = self._news.get()
         assert isinstance(message, Meet)
