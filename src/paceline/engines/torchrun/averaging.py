@@ -22,7 +22,7 @@ Above 300 lines, since a sum and the reasons to make it again are read together.
 protocols.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -64,18 +64,23 @@ class Sent(NamedTuple):
 
 
 class RankAveraging(DistributedAveraging):
-    """Averages the gradients of peers over the ranks' own group."""
+    """Averages the gradients of peers over the ranks' own group.
+
+    Args:
+        note: tells the user something about the run.
+    """
 
     def __init__(
         self,
         group: RankGroup,
+        note: Callable[[str], None],
         copy: ModelCopy,
         barrier: Barrier,
         hooks: ScriptHooks,
         route: Route,
     ) -> None:
         assert isinstance(barrier, GatheredLines)  # the carrier's own (member.py)
-        self._lines, self._ranks = barrier, group
+        self._lines, self._ranks, self._note = barrier, group, note
         self._overlaps = not (copy.is_difference or copy.is_lockstep)
         self._buckets = list[Bucket]()
         if self._overlaps:
@@ -111,7 +116,7 @@ class RankAveraging(DistributedAveraging):
 
     def _make_group(self, route: Route) -> MemberGroup:
         if route.collective == SHARED:
-            return SymmetricGroup(self._ranks)
+            return SymmetricGroup(self._ranks, self._note)
         return along(route.collective, self._ranks, is_apart=True)
 
     def refuse(self, what: str, *, is_over: bool = False) -> None:

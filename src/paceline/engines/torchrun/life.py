@@ -47,7 +47,7 @@ from ...script import worker
 from ...spread.averaging import SplitAveraging
 from ...spread.group import Ranks
 from ...system.signals import REASONS, hear_alone
-from ...wire.messages import Done, Failed, Whose
+from ...wire.messages import Done, Failed, Note, Whose
 from ..base import MemberSpec
 from ..local import process
 from .averaging import RankAveraging
@@ -171,7 +171,7 @@ class RankLife:
         self.carrier = RankCarrier(spec.num_seats, seat, group, self.place.client())
         self._exchange = StoreExchange(
             self.channel, self.carrier, seat=seat, member=spec.member,
-            averaging=partial(_averaging, group),
+            averaging=partial(_averaging, group, lambda text: self.channel.send(Note(text))),
         )  # fmt: skip
         self._exchange.ranks = Ranks(
             everyone=group, part=partial(RankPart, group, self.place),
@@ -364,12 +364,17 @@ def begin_anew(times: int) -> NoReturn:
 
 
 def _averaging(
-    group: RankGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, route: Route
+    group: RankGroup,
+    note: Callable[[str], None],
+    copy: ModelCopy,
+    barrier: Barrier,
+    hooks: ScriptHooks,
+    route: Route,
 ) -> Averaging:
     """Return how updates are made: each rank updates the whole model, or its part."""
     if hooks.spread is not None:
         return SplitAveraging(hooks.spread, copy, barrier, hooks)
-    return RankAveraging(group, copy, barrier, hooks, route)
+    return RankAveraging(group, note, copy, barrier, hooks, route)
 
 
 def _price(

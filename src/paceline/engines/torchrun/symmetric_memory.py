@@ -18,14 +18,13 @@ PyTorch has for GPUs. This module must not know what is summed, or why.
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from ...errors import LinkError
 from ...exchange.group import Made, MemberGroup, Pending, plain
 from ...store.memory import LINE_BYTES, SharedMemory, Words
 from ...store.sums import CHUNK_BYTES
@@ -48,28 +47,18 @@ def memory_domain() -> str:
 
 
 class SymmetricMemory:
-    """Memory of ``num_bytes`` in each rank, mapped by all; made by all ranks together.
+    """Memory of ``num_bytes`` in each rank, mapped by all.
 
     Args:
-        group: the ranks, which are on one machine.
-
-    Raises:
-        LinkError: there is not enough memory, or one rank may not map another's.
+        memories: by rank, each with a header.
+        rank: of this process.
     """
 
-    def __init__(self, group: MemberGroup, num_bytes: int) -> None:
-        own = SharedMemory.create(_HEADER_BYTES + -(-num_bytes // LINE_BYTES) * LINE_BYTES)
-        memories, refusal = _map_all(group, own)
+    def __init__(self, memories: Sequence[SharedMemory], rank: int, num_bytes: int) -> None:
         self._words = [Words(memory) for memory in memories]
         parts = [memory.tensor()[_HEADER_BYTES:][:num_bytes] for memory in memories]
-        for memory in memories:
-            memory.close_descriptor()  # the mappings stay
-        if refusal:
-            raise LinkError(
-                f"{refusal}: export PACELINE_COLLECTIVE=native, so that they exchange messages"
-            )
-        self._rank, self.own = group.rank, parts[group.rank]
-        self._others = [part for rank, part in enumerate(parts) if rank != group.rank]
+        self._rank, self.own = rank, parts.pop(rank)
+        self._others = parts
         self._chunks: dict[tuple[int, int, torch.dtype], list[_Chunk]] = {}
         self._begun = deque[list[_Chunk]]()
         self._num_begun = self._num_added = 0
@@ -148,15 +137,24 @@ class SymmetricGroup(MemberGroup):
 
     Args:
         below: does everything else.
+        note: tells the user why there is none; then ``below`` makes these sums, too.
     """
 
-    def __init__(self, below: MemberGroup) -> None:
+    def __init__(self, below: MemberGroup, note: Callable[[str], None]) -> None:
         self.rank, self.size = below.rank, below.size
-        self._below, self._memory = below, list[SymmetricMemory]()
+        self._below, self._memory, self._note = below, list[SymmetricMemory](), note
 
     def zeros(self, num_bytes: int) -> Tensor:
-        self._memory.append(SymmetricMemory(self._below, num_bytes))
-        return self._memory[-1].own
+        own = SharedMemory.create(_HEADER_BYTES + -(-num_bytes // LINE_BYTES) * LINE_BYTES)
+        memories, refusal = _open_all(self._below, own)
+        if not refusal:
+            self._memory.append(SymmetricMemory(memories, self.rank, num_bytes))
+        for memory in {*memories, own}:
+            memory.close_descriptor()  # what is mapped stays
+        if not refusal:
+            return self._memory[-1].own
+        self._note(f"{refusal}: gradients are sent by torch.distributed, which takes longer")
+        return super().zeros(num_bytes)
 
     def all_reduce(
         self, tensor: Tensor, *, is_maximum: bool = False, at_once: bool = False
@@ -173,26 +171,23 @@ class SymmetricGroup(MemberGroup):
         return self._below.all_to_all(mine, out)
 
 
-def _map_all(group: MemberGroup, own: SharedMemory) -> tuple[list[SharedMemory], str]:
-    """Map all ranks' memories, by rank; also return why it failed in any of them, or "".
+def _open_all(group: MemberGroup, own: SharedMemory) -> tuple[list[SharedMemory], str]:
+    """Open all ranks' memories, by rank; also return why that failed in one of them, or "".
 
-    All have mapped all when it returns.
+    All have tried to open all when it returns.
     """
-    fd = own.fd
-    rows = torch.empty(4 * group.size, dtype=torch.int64)
-    group.all_gather(torch.tensor([os.getpid(), fd, *_identity(fd)]), rows).wait()
-    memories, failed = list[SharedMemory](), torch.zeros(1, dtype=torch.int64)
-    refusal = ""
+    rows, refusal = torch.empty(4 * group.size, dtype=torch.int64), ""
+    group.all_gather(torch.tensor([os.getpid(), own.fd, *_identity(own.fd)]), rows).wait()
+    memories = list[SharedMemory]()
     for rank, (pid, number, *identity) in enumerate(rows.view(-1, 4).tolist()):
         try:
             memories.append(own if rank == group.rank else _open(pid, number, identity))
         except OSError as error:
             refusal = f"worker {group.rank} cannot map the memory of worker {rank} ({error})"
-            failed[0] = 1
+            break
+    failed = torch.tensor([int(bool(refusal))])
     group.all_reduce(failed).wait()
-    if failed.item() and not refusal:
-        refusal = "another worker cannot map this one's memory"
-    return memories, refusal
+    return memories, refusal or "another worker cannot map this one's" * bool(failed.item())
 
 
 def _open(pid: int, number: int, identity: Sequence[int]) -> SharedMemory:
