@@ -1,6 +1,7 @@
 """README.md between its marks: the protocols, the output of a first run, figures of results/."""
 
 import re
+from collections.abc import Sequence
 
 from . import protocols
 from .parts import RESULTS, ROOT
@@ -36,9 +37,8 @@ def page() -> str:
 
 def worth() -> str:
     """The table of headline figures, one of each kind, as results/ has them."""
-    ratios = [row["DDP : Paceline [95 %]"] for row in rows_of("limit")]
-    medians = [float(ratio.split()[0]) for ratio in ratios]
-    ends = [float(end) for ratio in ratios for end in re.findall(r"[\d.]+", ratio)[1:]]
+    faster = _range_of([row["DDP : Paceline [95 %]"] for row in rows_of("limit")])
+    as_ranks = _range_of([row["DDP : Paceline"] for row in rows_of("torchrun")])
     slowdowns = {row["protocol"]: row["ratio"].split()[0] for row in rows_of("stragglers")}
     overhead, control = (row["median ratio"] for row in rows_of("overhead"))
     goodput = {row["protocol"]: row["goodput"] for row in rows_of("goodput")}
@@ -46,9 +46,8 @@ def worth() -> str:
     killed = rows_of("checkpoints")[0]
     likely = rows_of("likely")[-1]
     cells = {
-        "limit": ("two workers, full-sync, against DDP over gloo at its best settings",
-                  f"{min(medians):.2f} to {max(medians):.2f} times as fast, {len(medians)} models "
-                  f"(95 % intervals from {min(ends):.2f} to {max(ends):.2f})"),
+        "limit": ("two workers, full-sync, against DDP over gloo at its best settings", faster),
+        "torchrun": ("the same script under torchrun, two ranks, against the same", as_ranks),
         "overhead": ("the four lines with one worker, against the bare loop",
                      f"{overhead} of its time per step (the bare loop again: {control})"),
         "stragglers": ("one of four workers five times as slow",
@@ -69,6 +68,16 @@ def worth() -> str:
         for name, (what, figure) in cells.items()
     ]
     return "\n".join(["| what | measured | page |", "|---|---|---|", *rows, ""])
+
+
+def _range_of(ratios: Sequence[str]) -> str:
+    """The least and the most of ratios with their intervals, in words."""
+    medians = [float(ratio.split()[0]) for ratio in ratios]
+    ends = [float(end) for ratio in ratios for end in re.findall(r"[\d.]+", ratio)[1:]]
+    return (
+        f"{min(medians):.2f} to {max(medians):.2f} times as fast, {len(medians)} models "
+        f"(95 % intervals from {min(ends):.2f} to {max(ends):.2f})"
+    )
 
 
 def rows_of(page: str) -> list[dict[str, str]]:
