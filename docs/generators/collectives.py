@@ -48,8 +48,8 @@ beside computing: torch's own sum has threads without Python, a schedule has one
 turns with the script, which can cost more than its messages. Processes that share cores differ
 from ranks of a network: with more of them than cores a round takes as long as all its messages
 together, so whole rounds are measured (`collectives/host.py:HostCost`). The command shows each
-collective's time beside the predicted one, gloo's own, and the sizes at which another one becomes
-faster, measured and predicted.
+collective's time beside the predicted one, gloo's own, that of shared memory, and the sizes at
+which another one becomes faster, measured and predicted.
 
 P ranks, n bytes; α latency of a message, o what it costs each end, β seconds per byte, γ seconds
 for adding a byte. The formulas are for an all-reduce between ranks with one full-duplex port each.

@@ -21,6 +21,7 @@ from paceline.collectives.choose import candidates
 from paceline.collectives.host import HostCost
 from paceline.collectives.transfers import Action, Operation
 from paceline.errors import ConfigError
+from paceline.exchange import SHARED
 from paceline.run.collective import SECTION, keep_measured, read_measured
 from paceline.system.ceilings import read_ceilings
 
@@ -106,7 +107,7 @@ def test_times_of_two_processes_are_measured_and_saved(
     report = json.loads(out)
     sizes, names = [4, 1 << 20], candidates(2)
     assert [(one["name"], one["num_bytes"]) for one in report["rows"]] == [
-        (name, size) for size in sizes for name in (*names, collective_seat.NATIVE)
+        (name, size) for size in sizes for name in (*names, SHARED, collective_seat.NATIVE)
     ]
     assert all(one["timing"]["median_s"] > 0 for one in report["rows"])
     assert "all-reduce of 1.0 MiB" in err
@@ -132,7 +133,9 @@ def test_partial_measurement_leaves_saved_times_unchanged(
     code, out, err = say("bench collectives --names ring,tree --sizes 4,8KiB --rounds 1 --json")
     assert code == 0, err
     assert [(one["name"], one["num_bytes"]) for one in json.loads(out)["rows"]] == [
-        (name, size) for size in (4, 8192) for name in ("ring", "tree", collective_seat.NATIVE)
+        (name, size)
+        for size in (4, 8192)
+        for name in ("ring", "tree", SHARED, collective_seat.NATIVE)
     ]
     assert "not kept: --collective auto needs all collectives" in err
     assert read_ceilings(SECTION) == before

@@ -24,6 +24,9 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # no stub
 from ..collectives import parse
 from ..collectives.host import Curve, HostCost, RoundOfKind, kinds_of
 from ..collectives.transfers import Action, Operation
+from ..engines.torchrun.symmetric_memory import SymmetricGroup
+from ..errors import WorkerError
+from ..exchange import SHARED
 from ..exchange.group import MemberGroup, TorchGroup
 from ..exchange.scheduled import ScheduledCollective, along
 from ..plan import format_bytes
@@ -70,9 +73,11 @@ class CollectiveSeat:
         buffer = torch.zeros(num_bytes // 4 * (self._size if kind is Operation.ALL_TO_ALL else 1))
         if name == NATIVE:
             call = self._native(kind, buffer)
+        elif name == SHARED:
+            _, call = self._in_shared_memory(num_bytes // 4)
         else:
             collective = self._made.setdefault(name, ScheduledCollective(parse(name, self._size)))
-            call = lambda: collective.run(buffer, kind)  # noqa: E731  one of two callables
+            call = lambda: collective.run(buffer, kind)  # noqa: E731  one of three callables
         return self._timed(call, count)
 
     def rounds(self, kind: str, action: str, num_bytes: int, count: int) -> Answer:
@@ -107,8 +112,13 @@ class CollectiveSeat:
 
     def check(self, name: str) -> Answer:
         """Return whether the collective's all-reduce is correct."""
-        buffer = torch.full((self._size + 1,), float(self._rank + 1))
-        ScheduledCollective(parse(name, self._size)).all_reduce(buffer)
+        if name == SHARED:
+            buffer, call = self._in_shared_memory(self._size + 1)
+        else:
+            buffer, scheduled = torch.empty(self._size + 1), parse(name, self._size)
+            call = lambda: ScheduledCollective(scheduled).all_reduce(buffer)  # noqa: E731  one of two
+        buffer.fill_(float(self._rank + 1))
+        call()
         return {"is_right": bool((buffer == self._size * (self._size + 1) / 2).all())}
 
     def close(self) -> Answer:
@@ -121,12 +131,22 @@ class CollectiveSeat:
         dist.barrier()
         return {"seconds": elapsed_s(call, count) / count}
 
+    def _in_shared_memory(self, count: int) -> tuple[Tensor, Callable[[], object]]:
+        """Return numbers in memory that all ranks map, and a function that sums them there."""
+        group = SymmetricGroup(TorchGroup(), _refuse)
+        buffer = group.zeros(4 * count).view(torch.float32)
+        return buffer, lambda: group.all_reduce(buffer).wait()
+
     def _native(self, operation: Operation, buffer: Tensor) -> Callable[[], object]:
         if operation is Operation.ALL_REDUCE:
             return lambda: dist.all_reduce(buffer)
         if operation is Operation.BROADCAST:
             return lambda: dist.broadcast(buffer, src=0)
         return lambda: dist.reduce(buffer, dst=0)
+
+
+def _refuse(why: str) -> None:
+    raise WorkerError(why)
 
 
 class Seats(contextlib.ExitStack):

@@ -1,4 +1,4 @@
-"""Collectives measured between processes of this machine, beside gloo's and the predicted times.
+"""Collectives between processes of this machine, beside gloo, shared memory and predicted times.
 
     cost of rounds          each kind of round at several sizes
     each collective, size   a block of calls in all ranks; the slowest counts; blocks take turns
@@ -23,8 +23,9 @@ from ..collectives.crossings import Crossing, find_crossings
 from ..collectives.host import HostCost
 from ..collectives.transfers import Action, Operation, moved_share
 from ..config import refuse_too_many
+from ..engines.torchrun.symmetric_memory import memory_domain
 from ..errors import ConfigError, WorkerError, unknown
-from ..exchange import FIRST_BUCKET_BYTES
+from ..exchange import FIRST_BUCKET_BYTES, SHARED
 from ..plan import format_bytes
 from ..report.text import format_duration, table
 from ..system.processors import num_cores
@@ -114,7 +115,7 @@ class MeasuredCollective(Measured):
     num_bytes: int
     timing: Timing
     bus_bytes_per_s: float
-    predicted_s: float | None  # from the cost of its rounds; None for gloo's own
+    predicted_s: float | None  # from the cost of its rounds; None for gloo's own and shared memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +142,7 @@ class MeasuredCollectives(Measured):
         }
 
     def blocks(self) -> dict[str, dict[int, tuple[float, ...]]]:
-        """Return the seconds of each block, by collective and size, without gloo's own."""
+        """Return the seconds of each block of what is predicted, by collective and size."""
         samples_s: dict[str, dict[int, tuple[float, ...]]] = {}
         for row in self.rows:
             if row.predicted_s is not None:
@@ -169,12 +170,13 @@ def measure_collectives(
     """
     names, operation = question.fitting(), question.operation
     with Seats(question.num_ranks) as seats:
-        for name in names if operation is Operation.ALL_REDUCE else ():
+        own = [*names, SHARED] if operation is Operation.ALL_REDUCE and memory_domain() else names
+        for name in own if operation is Operation.ALL_REDUCE else ():
             if not seats.adds_up(name):
                 raise WorkerError(f"{name} computed a wrong sum: please report it")
         largest, rows = max(question.sizes_bytes), list[MeasuredCollective]()
         cost, copy_bytes_per_s = seats.cost(largest, say), seats.copy_bytes_per_s(largest)
-        measured = [*names, NATIVE] if operation in HAVE_NATIVE else names
+        measured = [*own, NATIVE] if operation in HAVE_NATIVE else names
         for size in question.sizes_bytes:
             say(f"{operation.value} of {format_bytes(size)}")
             rows += _rows(seats, question, measured, size, cost)
@@ -204,7 +206,7 @@ def _rows(
     operation, num_ranks = question.operation, question.num_ranks
     for name, timing in seats.times(names, operation, num_bytes, question.num_rounds).items():
         predicted_s = None
-        if name != NATIVE:
+        if name not in (SHARED, NATIVE):
             predicted_s = cost.seconds(parse(name, num_ranks), operation, num_bytes)
         yield MeasuredCollective(
             name=name,
