@@ -37,8 +37,8 @@ def test_connect_is_the_workers_own_without_ranks(
     [
         ({"protocol": "k-sync:2"}, "decides after each push.*paceline launch --workers 2"),
         ({"protocol": "adaptive-local:2"}, "decides after each push"),
-        ({"path": "store"}, "shared memory.*paceline launch"),
-        ({"path": "peers"}, "shared memory"),
+        ({"path": "store"}, "is the store, which.*paceline launch"),
+        ({"path": "peers"}, "is the store"),
         ({"respawn": True}, "--max-restarts"),
         ({"stall_after": 3.0}, "--max-restarts"),
         ({"on_worker_error": "continue"}, "all workers are needed"),
