@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .errors import ProtocolError
 
-_WAYS = {"peers": "between peers", "collective": "by torch.distributed"}
+_WAYS = {"peers": "between peers", "collective": "by torch.distributed", "shared": "in memory"}
 """A path in words, other than the store's."""
 
 
@@ -183,8 +183,8 @@ class Plan:
             batches += f" in K = {self.pushes_per_update} pushes of at most {self.mini_batch_size}"
         if self.accumulate > 1:
             batches += f", a push of {self.accumulate} mini-batches, one after the other"
-        path = "peers" if self.collective == "shared" else self.path
-        way = _WAYS.get(path, "through the store")
+        is_mapped = (self.path, self.collective) == ("collective", "shared")
+        way = _WAYS.get("shared" if is_mapped else self.path, "through the store")
         outer = f"{self.outer} on the mean of what local steps have changed"
         return (
             ("task", self.task),

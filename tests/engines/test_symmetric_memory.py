@@ -13,8 +13,9 @@ from torch import Tensor
 
 from paceline.engines.torchrun import symmetric_memory
 from paceline.engines.torchrun.post import Hello
-from paceline.engines.torchrun.symmetric_memory import SymmetricGroup, memory_domain
-from paceline.launch.ranks import _shares_memory
+from paceline.engines.torchrun.symmetric_memory import SymmetricGroup, address_of
+from paceline.launch.ranks import _why_unmapped
+from paceline.store.memory import SharedMemory
 from paceline.store.sums import CHUNK_BYTES
 from ranks import run_by_mpirun
 from threaded import in_threads
@@ -26,7 +27,9 @@ def in_groups(size: int, work: Callable[[SymmetricGroup], Any]) -> list[Any]:
     def refuse(text: str) -> None:
         raise AssertionError(text)
 
-    return in_threads(size, lambda ranks: work(SymmetricGroup(ranks.everyone, refuse)))
+    return in_threads(
+        size, lambda ranks: work(SymmetricGroup(ranks.everyone, refuse, lambda: None))
+    )
 
 
 def numbers(rank: int, count: int, dtype: torch.dtype) -> Tensor:
@@ -118,20 +121,20 @@ def test_no_descriptor_stays_open() -> None:
 def test_all_send_messages_if_one_may_not_map_anothers_memory(
     monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    real_open, calls, said = symmetric_memory._open, list[int](), list[str]()
+    real_open, calls, said = symmetric_memory.open_at, list[int](), list[str]()
 
-    def open_once(pid: int, number: int, identity: list[int]) -> Any:
+    def open_once(pid: int, number: int, device: int, inode: int) -> int:
         calls.append(number)
         if len(calls) > 1:
-            return real_open(pid, number, identity)
+            return real_open(pid, number, device, inode)
         if refused == "another file":
-            return real_open(pid, number, [0, 0])
+            return real_open(pid, number, device, 0)
         raise PermissionError(13, refused)
 
-    monkeypatch.setattr(symmetric_memory, "_open", open_once)
+    monkeypatch.setattr(symmetric_memory, "open_at", open_once)
 
     def work(ranks: Any) -> list[float]:
-        group = SymmetricGroup(ranks.everyone, said.append)
+        group = SymmetricGroup(ranks.everyone, said.append, lambda: None)
         memory = group.zeros(12).view(torch.float32)
         memory[:] = 1.0 + group.rank
         group.all_reduce(memory).wait()
@@ -139,24 +142,50 @@ def test_all_send_messages_if_one_may_not_map_anothers_memory(
         return result
 
     assert in_threads(2, work) == [[3.0] * 3] * 2
-    own, other = sorted(said, key=lambda text: text.startswith("another"))
-    reason = refused if refused == "a closed door" else "has another file there"
-    assert "cannot map the memory of worker" in own
-    assert reason in own
-    assert other.startswith("another worker cannot map this one's: gradients are sent by torch")
+    (text,) = said
+    assert "cannot map another worker's memory (" in text
+    assert (refused if refused == "a closed door" else "has another file there") in text
+    assert text.endswith("gradients are sent by torch.distributed, which takes longer")
 
 
-def test_memory_is_shared_within_one_machine_container_and_user() -> None:
-    assert str(os.getuid()) in memory_domain()
+def test_a_rank_that_waits_looks_whether_the_others_will_come() -> None:
+    class Over(Exception):
+        pass
 
-    def hello(host: str = "a", boot: str = "1", memory: str = "1 ns 0") -> Hello:
-        return Hello(host, 1, "{}", (), "", boot, memory)
+    def check() -> None:
+        raise Over
 
-    assert _shares_memory([hello(), hello()])
-    assert not _shares_memory([hello(), hello(host="b")])
-    assert not _shares_memory([hello(), hello(boot="2")])
-    assert not _shares_memory([hello(), hello(memory="1 other-ns 0")])
-    assert not _shares_memory([hello(memory=""), hello(memory="")])
+    def work(ranks: Any) -> bool:
+        group = SymmetricGroup(ranks.everyone, lambda text: None, check)
+        memory = group.zeros(64)
+        if ranks.everyone.rank:
+            return True
+        with pytest.raises(Over):
+            group.all_reduce(memory).wait()
+        return True
+
+    assert in_threads(2, work) == [True, True]
+
+
+def hello(memory: SharedMemory | None, host: str = "a", **changed: int) -> Hello:
+    place = (1, 1, 1, 1) if memory is None else address_of(memory)
+    return Hello(
+        host, os.getpid(), "{}", (), "", "boot", (*place[:3], changed.get("inode", place[3]))
+    )
+
+
+def test_ranks_share_memory_if_the_first_may_open_that_of_all_others() -> None:
+    memory = SharedMemory.create(64)
+    others = memory.fd
+    before = len(os.listdir("/proc/self/fd"))
+    assert _why_unmapped([hello(None), hello(memory)]) == ""
+    assert _why_unmapped([hello(None), hello(memory, "b")]) == "they are on 2 machines"
+    gone = _why_unmapped([hello(None), hello(memory), hello(None)])
+    assert gone.startswith("worker 0 may not open that of worker 2 (")
+    other = _why_unmapped([hello(None), hello(memory, inode=5)])
+    assert "another file there" in other
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.close(others)
 
 
 SCRIPT = """
@@ -191,8 +220,27 @@ def test_two_ranks_end_with_the_same_bits_by_memory_and_by_messages(tmp_path: Pa
         assert ended.code == 0, ended.said
         states.append(ended.run.state)
         plans.append(ended.said)
-    assert "between peers" in plans[0]
+    assert "engine torchrun, in memory" in plans[0]
     assert "by torch.distributed" in plans[1]
     assert states[0].keys() == states[1].keys()
     for name, value in states[0].items():
         assert torch.equal(value, states[1][name])
+
+
+KILLED = """
+import os, signal, sys, threading
+from paceline.__main__ import main
+
+if os.environ["RANK"] == "0":
+    threading.Timer(6.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
+sys.argv = ["paceline", "train", "quadratic", "--epochs", "1000000"]
+main()
+"""
+
+
+@pytest.mark.timeout(100)
+def test_a_task_ends_after_the_death_of_the_rank_that_all_met_at(tmp_path: Path) -> None:
+    ended = run_by_mpirun(tmp_path, 2, KILLED, PACELINE_COLLECTIVE="shared")
+    assert ended.code != 0
+    assert "worker 0 ended, and 127.0.0.1:" in ended.said
+    assert ended.took_s < 30

@@ -109,22 +109,22 @@ def test_the_requested_collective_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "shares_memory", "device", "why"),
+    ("given", "unmapped", "device", "why"),
     [
-        ({}, True, "cpu", ""),
-        ({"deterministic": True}, True, "cpu", ""),
-        ({"collective": "shared"}, True, "cpu", ""),
-        ({}, False, "cpu", "the ranks share no memory"),
-        ({}, True, "cuda:0", "the model lies on cuda:0"),
-        ({"compress": "int8"}, True, "cpu", "compressed gradients are sent as messages"),
-        ({"engine": "local"}, True, "cpu", "not ranks"),
+        ({}, "", "cpu", ""),
+        ({"deterministic": True}, "", "cpu", ""),
+        ({"collective": "shared"}, "", "cpu", ""),
+        ({}, "on 2 machines", "cpu", "cannot map each other's memory (on 2 machines)"),
+        ({}, "", "cuda:0", "the model lies on cuda:0"),
+        ({"compress": "int8"}, "", "cpu", "compressed gradients are sent as messages"),
+        ({"engine": "local"}, "", "cpu", "not ranks"),
     ],
 )
 def test_ranks_of_one_machine_sum_in_memory_that_all_map(
-    given: dict[str, Any], shares_memory: bool, device: str, why: str
+    given: dict[str, Any], unmapped: str, device: str, why: str
 ) -> None:
     chosen = settings(**{"engine": "torchrun", **given})
-    reason = why_not_shared(chosen, replace(RANKS, shares_memory=shares_memory), device)
+    reason = why_not_shared(chosen, replace(RANKS, why_unmapped=unmapped), device)
     assert bool(reason) == bool(why)
     assert why in reason
     measured = KnownCosts(cost=cost(), day="today")
@@ -136,6 +136,12 @@ def test_ranks_of_one_machine_sum_in_memory_that_all_map(
     assert collective_of(chosen, "collective", 100, measured, reason)[0] != "shared"
     with pytest.raises(ConfigError, match="collective 'shared' cannot be used: "):
         collective_of(replace(chosen, collective="shared"), "collective", 100, measured, reason)
+
+
+def test_sums_that_overlap_local_steps_are_sent() -> None:
+    mapped = replace(RANKS, why_unmapped="")
+    assert why_not_shared(settings(engine="torchrun"), mapped, "cpu", 0) == ""
+    assert "overlap 4: " in why_not_shared(settings(engine="torchrun"), mapped, "cpu", 4)
 
 
 def test_the_fastest_measured_collective_is_used() -> None:

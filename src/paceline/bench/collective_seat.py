@@ -121,6 +121,12 @@ class CollectiveSeat:
         call()
         return {"is_right": bool((buffer == self._size * (self._size + 1) / 2).all())}
 
+    def can_share(self) -> Answer:
+        """Return whether this process can map the others' memory."""
+        refusals = list[str]()
+        SymmetricGroup(TorchGroup(), refusals.append, lambda: None).zeros(4)
+        return {"can": not refusals}
+
     def close(self) -> Answer:
         """Leave the group."""
         dist.destroy_process_group()
@@ -133,7 +139,7 @@ class CollectiveSeat:
 
     def _in_shared_memory(self, count: int) -> tuple[Tensor, Callable[[], object]]:
         """Return numbers in memory that all ranks map, and a function that sums them there."""
-        group = SymmetricGroup(TorchGroup(), _refuse)
+        group = SymmetricGroup(TorchGroup(), _refuse, lambda: None)
         buffer = group.zeros(4 * count).view(torch.float32)
         return buffer, lambda: group.all_reduce(buffer).wait()
 
@@ -179,6 +185,10 @@ class Seats(contextlib.ExitStack):
     def leave(self) -> None:
         """Let all ranks leave the group before their processes end."""
         self._all("close")
+
+    def can_share(self) -> bool:
+        """Return whether all ranks can map each other's memory."""
+        return all(answer["can"] for answer in self._all("can_share"))
 
     def adds_up(self, name: str) -> bool:
         """Return whether this collective's all-reduce is correct in every rank."""

@@ -23,7 +23,6 @@ from ..collectives.crossings import Crossing, find_crossings
 from ..collectives.host import HostCost
 from ..collectives.transfers import Action, Operation, moved_share
 from ..config import refuse_too_many
-from ..engines.torchrun.symmetric_memory import memory_domain
 from ..errors import ConfigError, WorkerError, unknown
 from ..exchange import FIRST_BUCKET_BYTES, SHARED
 from ..plan import format_bytes
@@ -170,8 +169,9 @@ def measure_collectives(
     """
     names, operation = question.fitting(), question.operation
     with Seats(question.num_ranks) as seats:
-        own = [*names, SHARED] if operation is Operation.ALL_REDUCE and memory_domain() else names
-        for name in own if operation is Operation.ALL_REDUCE else ():
+        is_sum = operation is Operation.ALL_REDUCE
+        own = [*names, SHARED] if is_sum and seats.can_share() else names
+        for name in own if is_sum else ():
             if not seats.adds_up(name):
                 raise WorkerError(f"{name} computed a wrong sum: please report it")
         largest, rows = max(question.sizes_bytes), list[MeasuredCollective]()
@@ -180,7 +180,7 @@ def measure_collectives(
         for size in question.sizes_bytes:
             say(f"{operation.value} of {format_bytes(size)}")
             rows += _rows(seats, question, measured, size, cost)
-        if operation is Operation.ALL_REDUCE:
+        if is_sum:
             native_s = {row.num_bytes: row.timing.median_s for row in rows if row.name == NATIVE}
             beside_s = seats.beside(names, cost, native_s, question.num_rounds)
             cost = dataclasses.replace(cost, native_s=tuple(native_s.items()), beside_s=beside_s)

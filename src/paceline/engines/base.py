@@ -85,8 +85,8 @@ class Traits:
     """Members can exchange gradients as peers, without messages to the coordinator."""
     is_one_machine: bool = True
     """All members are on this machine."""
-    shares_memory: bool = False
-    """Members that have no store can map each other's memory."""
+    why_unmapped: str = "none has tried"
+    """Why members that have no store cannot map each other's memory; empty: they can."""
 
 
 class StoreView:

@@ -7,9 +7,10 @@
     scheduled    a sum along a schedule of `collectives/` (scheduled.py)
     ranks        torch's own on groups of the torchrun engine (engines/torchrun/group.py)
 
-All members begin the same operations in the same order. The results are the same bits in all
-members, since nothing corrects a member that drifted away. This module must not know what the
-tensors are.
+All members begin the same operations in the same order, and wait for them. An operation may go on
+only while its members begin others or wait, so none may wait for anything else meanwhile. The
+results are the same bits in all members, since nothing corrects a member that drifted away. This
+module must not know what the tensors are.
 """
 
 import abc

@@ -4,11 +4,13 @@
     rank 0       a thread: compare Hellos -> launch_run over the engine -> report -> RunOver
 
 Settings come from a file and the environment, since the command line belongs to the other launcher
-(job.py). This module must not know how ranks reach each other, or what a script does.
+(job.py). Above 300 lines, since all that ranks are compared by is here. This module must not know
+how ranks reach each other, or what a script does.
 """
 
 import contextlib
 import json
+import os
 import sys
 import threading
 import time
@@ -24,6 +26,7 @@ from ..engines.base import Engine
 from ..engines.torchrun.engine import RankZero, TorchrunEngine
 from ..engines.torchrun.life import ANEW, RankLife, say, unseeded
 from ..engines.torchrun.post import ControllerPost, EndAsked, Hello, Lost, Meet, RunOver
+from ..engines.torchrun.symmetric_memory import open_at
 from ..engines.torchrun.world import RankOfWorld
 from ..errors import (
     BeginsAnew,
@@ -120,7 +123,7 @@ class RunThread(threading.Thread):
         self._processes: dict[int, tuple[str, int]] = {}
         """Rank -> its process and machine in words, and its process id."""
         self._num_machines = 0
-        self._shares_memory = False
+        self._why_unmapped = ""
         self._lost: set[int] = set()
         self._folder = JobFolder(life.rank, life.place if life.rank.is_hosted else None)
 
@@ -209,7 +212,7 @@ class RunThread(threading.Thread):
             for seat, hello in hellos.items()
         }
         self._num_machines = _num_machines(ordered)
-        self._shares_memory = _shares_memory(ordered)
+        self._why_unmapped = _why_unmapped(ordered)
         seeds = unseeded([hello.random for hello in ordered])
         self._post.tell_all(Meet(seeds, is_near=self._num_machines == 1))
 
@@ -228,7 +231,7 @@ class RunThread(threading.Thread):
             on_signal=self._hear_signal,
             on_folder=began,
             is_one_machine=self._num_machines == 1,
-            shares_memory=self._shares_memory,
+            why_unmapped=self._why_unmapped,
         ))  # fmt: skip
 
     @contextmanager
@@ -278,10 +281,16 @@ def _num_machines(hellos: Sequence[Hello]) -> int:
     return len({(hello.host, hello.boot) for hello in hellos})
 
 
-def _shares_memory(hellos: Sequence[Hello]) -> bool:
-    """Return whether all ranks can map each other's memory: one machine, container and user."""
-    domains = {hello.memory for hello in hellos}
-    return _num_machines(hellos) == 1 and len(domains) == 1 and "" not in domains
+def _why_unmapped(hellos: Sequence[Hello]) -> str:
+    """Return why ranks cannot map each other's memory; "": rank 0 may open that of all others."""
+    if (count := _num_machines(hellos)) > 1:
+        return f"they are on {count} machines"
+    for rank, hello in enumerate(hellos[1:], 1):
+        try:
+            os.close(open_at(*hello.memory))
+        except OSError as error:
+            return f"worker 0 may not open that of worker {rank} ({error.strerror or error})"
+    return ""
 
 
 def _refuse_unreachable(hellos: Sequence[Hello]) -> None:

@@ -83,12 +83,16 @@ UNMEASURED = KnownCosts()
 _NO_RANKS = "the workers are not ranks of torchrun"
 
 
-def why_not_shared(settings: RunSettings, traits: Traits, device: str) -> str:
+def why_not_shared(
+    settings: RunSettings, traits: Traits, device: str, overlap_steps: int = 0
+) -> str:
     """Why ranks of torchrun do not sum in memory that all map; empty: they can."""
     if settings.engine != "torchrun":
         return _NO_RANKS
-    if not traits.shares_memory:
-        return "the ranks share no memory (several machines, containers or users)"
+    if traits.why_unmapped:
+        return f"the ranks cannot map each other's memory ({traits.why_unmapped})"
+    if overlap_steps:
+        return f"overlap {overlap_steps}: in shared memory nothing is added while all compute"
     if not device.startswith("cpu"):
         return f"the model lies on {device}"
     if settings.compress != "none":

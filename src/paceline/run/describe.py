@@ -223,9 +223,8 @@ def make_plan(
     path = _path(first, protocol, settings, traits)
     _refuse_to_compress(first, settings, path)
     _refuse_to_stream(first, protocol, settings, path)
-    collective, why = collective_of(
-        settings, path, first.update_bytes, measured, why_not_shared(settings, traits, first.device)
-    )
+    why_not = why_not_shared(settings, traits, first.device, protocol.streaming.overlap_steps)
+    collective, why = collective_of(settings, path, first.update_bytes, measured, why_not)
     if first.split:
         collective, why = "", ""
     return Plan(

@@ -22,7 +22,7 @@ Above 300 lines, since a sum and the reasons to make it again are read together.
 protocols.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -43,7 +43,6 @@ from ...store.sums import are_finite
 from .buckets import Bucket, LinesAlong, make_buckets
 from .group import RankGroup
 from .member import GatheredLines
-from .symmetric_memory import SymmetricGroup
 
 _STALE = -1.0
 """Instead of a share: the gradients were changed after their sum had started."""
@@ -64,23 +63,18 @@ class Sent(NamedTuple):
 
 
 class RankAveraging(DistributedAveraging):
-    """Averages the gradients of peers over the ranks' own group.
-
-    Args:
-        note: tells the user something about the run.
-    """
+    """Averages the gradients of peers over the ranks' own group."""
 
     def __init__(
         self,
         group: RankGroup,
-        note: Callable[[str], None],
         copy: ModelCopy,
         barrier: Barrier,
         hooks: ScriptHooks,
         route: Route,
     ) -> None:
         assert isinstance(barrier, GatheredLines)  # the carrier's own (member.py)
-        self._lines, self._ranks, self._note = barrier, group, note
+        self._lines, self._ranks = barrier, group
         self._overlaps = not (copy.is_difference or copy.is_lockstep)
         self._buckets = list[Bucket]()
         if self._overlaps:
@@ -116,14 +110,14 @@ class RankAveraging(DistributedAveraging):
 
     def _make_group(self, route: Route) -> MemberGroup:
         if route.collective == SHARED:
-            return SymmetricGroup(self._ranks, self._note)
+            return self._ranks.in_shared_memory()
         return along(route.collective, self._ranks, is_apart=True)
 
     def refuse(self, what: str, *, is_over: bool = False) -> None:
         if not is_over:
             raise ConfigError(
-                f"{what} is not supported by engine torchrun, where workers share no memory; run "
-                f"it on one machine: paceline launch --workers {self._store.control.num_seats} "
+                f"{what} is not supported by engine torchrun, where workers have no common store; "
+                f"run it on one machine: paceline launch --workers {self._store.control.num_seats} "
                 "SCRIPT"
             )
 

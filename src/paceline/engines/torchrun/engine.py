@@ -28,7 +28,7 @@ class RankZero:
         on_signal: called when a rank received a signal that asks for the end.
         on_folder: called when the folder of the run is known.
         is_one_machine: whether all ranks are on this machine.
-        shares_memory: whether they can map each other's memory.
+        why_unmapped: why they cannot map each other's memory; "": they can.
     """
 
     post: ControllerPost
@@ -38,7 +38,7 @@ class RankZero:
     on_signal: Callable[[int], None]
     on_folder: Callable[[str], None]
     is_one_machine: bool
-    shares_memory: bool = False
+    why_unmapped: str = "none has tried"
 
 
 class TorchrunEngine(Engine):
@@ -64,7 +64,7 @@ class TorchrunEngine(Engine):
             )
         self._zero = zero
         self.traits = replace(
-            self.traits, is_one_machine=zero.is_one_machine, shares_memory=zero.shares_memory
+            self.traits, is_one_machine=zero.is_one_machine, why_unmapped=zero.why_unmapped
         )
         self._members: dict[int, int] = {}
         """Seat -> member."""

@@ -38,6 +38,7 @@ from ...exchange.group import Made, Messages, Parcel, Pending, TorchGroup, plain
 from ...exchange.scheduled import ScheduledCollective
 from ...spread.group import PeerGroup
 from .place import MeetingPlace
+from .symmetric_memory import SymmetricGroup
 from .world import RankOfWorld
 
 _MEET_S = 30.0
@@ -61,6 +62,8 @@ class RankGroup(TorchGroup):
     Args:
         lost: called with the next rank when it has died.
         is_near: whether all ranks are on one machine.
+        note: tells the user something about the run.
+        is_over: whether the run has ended, so that no one waits for this rank any more.
 
     Raises:
         LinkError: the ranks cannot connect to each other.
@@ -75,8 +78,11 @@ class RankGroup(TorchGroup):
         lost: Callable[[int], None],
         *,
         is_near: bool = False,
+        note: Callable[[str], None] = lambda text: None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self._place, self._rank, self._lost = place, rank, lost
+        self._note, self._is_over = note, is_over
         self.rank, self.size = rank.rank, rank.size
         self._store = place.client("gloo")
         try:
@@ -107,6 +113,14 @@ class RankGroup(TorchGroup):
             return super().all_reduce(tensor, is_maximum=is_maximum, at_once=at_once)
         self._tree.all_reduce(plain(tensor), is_maximum=is_maximum)
         return Made()
+
+    def in_shared_memory(self) -> SymmetricGroup:
+        """Return the same ranks, whose sums are made in memory that all map."""
+        return SymmetricGroup(self, self._note, self._check)
+
+    def _check(self) -> None:
+        if self._is_over():
+            self.break_off(RuntimeError("the run has ended"))
 
     def begin_to_share(self, tensor: Tensor) -> Pending:
         """Broadcast rank 0's bytes, on a CPU, into the tensors of all others."""

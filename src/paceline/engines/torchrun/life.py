@@ -46,6 +46,7 @@ from ...replica.seeding import GENERATORS
 from ...script import worker
 from ...spread.averaging import SplitAveraging
 from ...spread.group import Ranks
+from ...store.memory import SharedMemory
 from ...system.signals import REASONS, hear_alone
 from ...wire.messages import Done, Failed, Note, Whose
 from ..base import MemberSpec
@@ -68,7 +69,7 @@ from .post import (
     RunOver,
     StoreChannel,
 )
-from .symmetric_memory import memory_domain
+from .symmetric_memory import address_of
 from .world import RankOfWorld, boot_of_machine, environment_anew
 
 ANEW = -1
@@ -147,14 +148,19 @@ class RankLife:
         Args:
             settings: this rank's settings at its start, as JSON.
         """
+        sample = SharedMemory.create(1)
         self.channel.say(Hello(
             socket.gethostname(), self._pid, settings, random_digests(), why_unreachable(),
-            boot_of_machine(), memory_domain(),
+            boot_of_machine(), address_of(sample),
         ))  # fmt: skip
         message = self._news.get()
         assert isinstance(message, Meet)
+        sample.close()
         self._seeds = message.seeds
-        self._group = RankGroup(self.place, self.rank, self._lost, is_near=message.is_near)
+        self._group = RankGroup(
+            self.place, self.rank, self._lost, is_near=message.is_near,
+            note=lambda text: self.channel.send(Note(text)), is_over=self._over.is_set,
+        )  # fmt: skip
         if not message.is_near:
             self._keepalives = MachineKeepalives(
                 self.place, self.rank, self._lost, self._unreachable
@@ -171,7 +177,7 @@ class RankLife:
         self.carrier = RankCarrier(spec.num_seats, seat, group, self.place.client())
         self._exchange = StoreExchange(
             self.channel, self.carrier, seat=seat, member=spec.member,
-            averaging=partial(_averaging, group, lambda text: self.channel.send(Note(text))),
+            averaging=partial(_averaging, group),
         )  # fmt: skip
         self._exchange.ranks = Ranks(
             everyone=group, part=partial(RankPart, group, self.place),
@@ -226,9 +232,13 @@ class RankLife:
         self.channel.say(Bye())
         self.channel.flush(1.0)
         self._over.set()
-        is_late = self._runs_task and not self._has_ended.wait(_TASK_END_S)
-        if is_late or not self._is_leaving:  # it still waits or computes, which no one needs
+        if self._is_at_work():
             self._exit(message.code)
+
+    def _is_at_work(self) -> bool:
+        """Return whether the script or task still waits or computes, which no one needs."""
+        is_late = self._runs_task and not self._has_ended.wait(_TASK_END_S)
+        return is_late or not self._is_leaving
 
     def _unreachable(self, why: str = "") -> None:
         """Print why no message can arrive any more, and end.
@@ -248,7 +258,7 @@ class RankLife:
             say(f"error: worker {self.rank.rank}: {why}" if why else f"error: {gone}")
         self._code = self._code or 1
         self._over.set()
-        if not self._is_leaving:
+        if self._is_at_work():
             self._exit(1)
 
     def _lost(self, seat: int) -> None:
@@ -364,17 +374,12 @@ def begin_anew(times: int) -> NoReturn:
 
 
 def _averaging(
-    group: RankGroup,
-    note: Callable[[str], None],
-    copy: ModelCopy,
-    barrier: Barrier,
-    hooks: ScriptHooks,
-    route: Route,
+    group: RankGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, route: Route
 ) -> Averaging:
     """Return how updates are made: each rank updates the whole model, or its part."""
     if hooks.spread is not None:
         return SplitAveraging(hooks.spread, copy, barrier, hooks)
-    return RankAveraging(group, note, copy, barrier, hooks, route)
+    return RankAveraging(group, copy, barrier, hooks, route)
 
 
 def _price(

@@ -38,7 +38,7 @@ class Hello(NamedTuple):
         random: digests of its random states, see ``life.unseeded``.
         unreachable_why: why other machines cannot reach it; "" if they can.
         boot: the id of its machine's boot; two machines may have the same name.
-        memory: what ranks have in common that can map each other's memory; "": they cannot.
+        memory: where another process can open some memory of this one, to see whether it may.
     """
 
     host: str
@@ -47,7 +47,7 @@ class Hello(NamedTuple):
     random: tuple[str, ...]
     unreachable_why: str
     boot: str = ""
-    memory: str = ""
+    memory: tuple[int, ...] = ()
 
 
 class Lost(NamedTuple):

@@ -7,19 +7,18 @@
     rank 1   writes a1 b1, READY .. all READY: b = b0 + b1 -> both memories, DONE .. all DONE
 
 Every number is read once by who adds it and written once to each memory, in chunks that stay in the
-cache in between; no socket, no thread. A rank works off the sums that are ready whenever it begins
-another, so that what is left at the end is what the others were late with. One rank computes each
-number, so all have the same bits.
+cache in between; no socket, no thread. A rank adds what all have begun whenever it begins another
+sum or waits for one, and not in between: a sum is complete only once every rank waits for it, or
+has begun a later one. One rank computes each number, so all have the same bits.
 
 Each rank makes an anonymous memory of the same size; the others open it under /proc, where the
-kernel lets processes of one user do so. Source of the layout: NVSHMEM's symmetric memory, which
-PyTorch has for GPUs. This module must not know what is summed, or why.
+kernel lets processes of one user and container do so. Source of the layout: NVSHMEM's symmetric
+memory, which PyTorch has for GPUs. This module must not know what is summed, or why.
 """
 
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -33,31 +32,30 @@ _READY, _DONE = 0, 8
 """Words, on lines of their own."""
 _HEADER_BYTES: Final = 4096
 _WAIT_S = 0.1
+"""Between looks at whether the others will come."""
 _Chunk = tuple[Tensor, list[Tensor]]
 """Numbers of this rank's share: in its own memory, and in all others."""
 
 
-def memory_domain() -> str:
-    """Return what processes have in common that can map each other's memory; "": they cannot."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
-    except (OSError, AttributeError):
-        return ""
-
-
 class SymmetricMemory:
-    """Memory of ``num_bytes`` in each rank, mapped by all.
+    """Memory in each rank that all have mapped.
 
     Args:
-        memories: by rank, each with a header.
+        memories: by rank: a page with the words, then ``num_bytes`` bytes.
         rank: of this process.
+        check: called now and then while this rank waits; raises if no other will come.
     """
 
-    def __init__(self, memories: Sequence[SharedMemory], rank: int, num_bytes: int) -> None:
+    def __init__(
+        self,
+        memories: Sequence[SharedMemory],
+        rank: int,
+        num_bytes: int,
+        check: Callable[[], None],
+    ) -> None:
         self._words = [Words(memory) for memory in memories]
         parts = [memory.tensor()[_HEADER_BYTES:][:num_bytes] for memory in memories]
-        self._rank, self.own = rank, parts.pop(rank)
+        self._rank, self.own, self._check = rank, parts.pop(rank), check
         self._others = parts
         self._chunks: dict[tuple[int, int, torch.dtype], list[_Chunk]] = {}
         self._begun = deque[list[_Chunk]]()
@@ -119,7 +117,7 @@ class SymmetricMemory:
     def _wait_for_all(self, word: int, number: int) -> None:
         for words in self._words:
             while not words.wait_while(word, lambda value: value < number, _WAIT_S):
-                pass  # a rank that dies ends this process, see life.py
+                self._check()
 
 
 class _Sum:
@@ -136,25 +134,46 @@ class SymmetricGroup(MemberGroup):
     """Ranks of one machine: sums of what lies in symmetric memory are made there.
 
     Args:
-        below: does everything else.
-        note: tells the user why there is none; then ``below`` makes these sums, too.
+        below: does everything else, and these sums, too, if a rank cannot map another's memory.
+        note: tells the user that, and why.
+        check: called now and then while this rank waits; raises if no other will come.
     """
 
-    def __init__(self, below: MemberGroup, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, below: MemberGroup, note: Callable[[str], None], check: Callable[[], None]
+    ) -> None:
         self.rank, self.size = below.rank, below.size
-        self._below, self._memory, self._note = below, list[SymmetricMemory](), note
+        self._below, self._note, self._check = below, note, check
+        self._memory: list[SymmetricMemory] = []
 
     def zeros(self, num_bytes: int) -> Tensor:
         own = SharedMemory.create(_HEADER_BYTES + -(-num_bytes // LINE_BYTES) * LINE_BYTES)
-        memories, refusal = _open_all(self._below, own)
-        if not refusal:
-            self._memory.append(SymmetricMemory(memories, self.rank, num_bytes))
-        for memory in {*memories, own}:
-            memory.close_descriptor()  # what is mapped stays
-        if not refusal:
-            return self._memory[-1].own
-        self._note(f"{refusal}: gradients are sent by torch.distributed, which takes longer")
+        memory, refusal = None, ""
+        try:
+            memory = SymmetricMemory(self._map_all(own), self.rank, num_bytes, self._check)
+        except OSError as error:
+            refusal = f"worker {self.rank} cannot map another worker's memory ({error})"
+        failed = torch.tensor([int(memory is None)])
+        self._below.all_reduce(failed).wait()  # until then all keep their own one open
+        own.close_descriptor()  # the mappings stay
+        if memory is not None and not failed.item():
+            self._memory.append(memory)
+            return memory.own
+        if refusal:
+            self._note(f"{refusal}: gradients are sent by torch.distributed, which takes longer")
         return super().zeros(num_bytes)
+
+    def _map_all(self, own: SharedMemory) -> list[SharedMemory]:
+        """Map all ranks' memories, by rank; OSError: this rank may not."""
+        rows = torch.empty(4 * self.size, dtype=torch.int64)
+        self._below.all_gather(torch.tensor(address_of(own)), rows).wait()
+        memories = []
+        for rank, address in enumerate(rows.view(-1, 4).tolist()):
+            memories.append(own if rank == self.rank else SharedMemory(open_at(*address)))
+            if rank != self.rank:
+                _ = memories[-1].buffer  # maps it
+                memories[-1].close_descriptor()
+        return memories
 
     def all_reduce(
         self, tensor: Tensor, *, is_maximum: bool = False, at_once: bool = False
@@ -171,34 +190,17 @@ class SymmetricGroup(MemberGroup):
         return self._below.all_to_all(mine, out)
 
 
-def _open_all(group: MemberGroup, own: SharedMemory) -> tuple[list[SharedMemory], str]:
-    """Open all ranks' memories, by rank; also return why that failed in one of them, or "".
-
-    All have tried to open all when it returns.
-    """
-    rows, refusal = torch.empty(4 * group.size, dtype=torch.int64), ""
-    group.all_gather(torch.tensor([os.getpid(), own.fd, *_identity(own.fd)]), rows).wait()
-    memories = list[SharedMemory]()
-    for rank, (pid, number, *identity) in enumerate(rows.view(-1, 4).tolist()):
-        try:
-            memories.append(own if rank == group.rank else _open(pid, number, identity))
-        except OSError as error:
-            refusal = f"worker {group.rank} cannot map the memory of worker {rank} ({error})"
-            break
-    failed = torch.tensor([int(bool(refusal))])
-    group.all_reduce(failed).wait()
-    return memories, refusal or "another worker cannot map this one's" * bool(failed.item())
+def address_of(memory: SharedMemory) -> tuple[int, ...]:
+    """Return where another process of this user can open it, for `open_at`."""
+    status = os.fstat(memory.fd)
+    return os.getpid(), memory.fd, status.st_dev, status.st_ino
 
 
-def _open(pid: int, number: int, identity: Sequence[int]) -> SharedMemory:
-    """Open another process's descriptor; OSError: it may not, or it is another memory."""
+def open_at(pid: int, number: int, device: int, inode: int) -> int:
+    """Return a descriptor of another process's memory; OSError: this one may not open it."""
     fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
-    if _identity(fd) != tuple(identity):
+    status = os.fstat(fd)
+    if (status.st_dev, status.st_ino) != (device, inode):  # a process in another container
         os.close(fd)
         raise OSError(f"process {pid} has another file there")
-    return SharedMemory(fd)
-
-
-def _identity(fd: int) -> tuple[int, int]:
-    status = os.fstat(fd)
-    return status.st_dev, status.st_ino
+    return fd
