@@ -149,10 +149,11 @@ def test_gradients_accumulated_over_passes_are_allowed(
 
 
 ONE_READS = """
+import time
 train(loader)
 if pace.is_main:
     for inputs, targets in loader:
-        pass
+        time.sleep(0.1)  # so that the other one has some of this pass, too
 else:
     train(loader)
 train(loader)
