@@ -164,8 +164,8 @@ def test_a_pass_that_only_one_worker_reads_is_noted(tmp_path: Path, way: dict[st
     try:
         run = run_of(ONE_READS, tmp_path, **way)
     except ConfigError as error:  # under async worker 0 may read all of it before the other begins
-        assert way["protocol"] == "async"
-        assert "a whole pass over the prepared loader made no step" in str(error)
+        if way["protocol"] != "async" or "prepared loader made no step" not in str(error):
+            raise
         return
     assert any(note.startswith("worker 0 went through its part of a pass") for note in run.notes)
 
