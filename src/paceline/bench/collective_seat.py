@@ -70,14 +70,8 @@ class CollectiveSeat:
     def calls(self, name: str, operation: str, num_bytes: int, count: int) -> Answer:
         """Time ``count`` calls of a collective, one after another."""
         kind = Operation(operation)
-        buffer = torch.zeros(num_bytes // 4 * (self._size if kind is Operation.ALL_TO_ALL else 1))
-        if name == NATIVE:
-            call = self._native(kind, buffer)
-        elif name == SHARED:
-            _, call = self._in_shared_memory(num_bytes // 4)
-        else:
-            collective = self._made.setdefault(name, ScheduledCollective(parse(name, self._size)))
-            call = lambda: collective.run(buffer, kind)  # noqa: E731  one of three callables
+        blocks = self._size if kind is Operation.ALL_TO_ALL else 1
+        _, call = self._prepared(name, kind, num_bytes // 4 * blocks)
         return self._timed(call, count)
 
     def rounds(self, kind: str, action: str, num_bytes: int, count: int) -> Answer:
@@ -112,11 +106,7 @@ class CollectiveSeat:
 
     def check(self, name: str) -> Answer:
         """Return whether the collective's all-reduce is correct."""
-        if name == SHARED:
-            buffer, call = self._in_shared_memory(self._size + 1)
-        else:
-            buffer, scheduled = torch.empty(self._size + 1), parse(name, self._size)
-            call = lambda: ScheduledCollective(scheduled).all_reduce(buffer)  # noqa: E731  one of two
+        buffer, call = self._prepared(name, Operation.ALL_REDUCE, self._size + 1)
         buffer.fill_(float(self._rank + 1))
         call()
         return {"is_right": bool((buffer == self._size * (self._size + 1) / 2).all())}
@@ -137,11 +127,19 @@ class CollectiveSeat:
         dist.barrier()
         return {"seconds": elapsed_s(call, count) / count}
 
-    def _in_shared_memory(self, count: int) -> tuple[Tensor, Callable[[], object]]:
-        """Return numbers in memory that all ranks map, and a function that sums them there."""
-        group = SymmetricGroup(TorchGroup(), _refuse, lambda: None)
-        buffer = group.zeros(4 * count).view(torch.float32)
-        return buffer, lambda: group.all_reduce(buffer).wait()
+    def _prepared(
+        self, name: str, operation: Operation, count: int
+    ) -> tuple[Tensor, Callable[[], object]]:
+        """Return ``count`` zeros of this rank, and a function that does the operation on them."""
+        if name == SHARED:
+            group = SymmetricGroup(TorchGroup(), _refuse, lambda: None)
+            mapped = group.zeros(4 * count).view(torch.float32)
+            return mapped, lambda: group.all_reduce(mapped).wait()
+        buffer = torch.zeros(count)
+        if name == NATIVE:
+            return buffer, self._native(operation, buffer)
+        collective = self._made.setdefault(name, ScheduledCollective(parse(name, self._size)))
+        return buffer, lambda: collective.run(buffer, operation)
 
     def _native(self, operation: Operation, buffer: Tensor) -> Callable[[], object]:
         if operation is Operation.ALL_REDUCE:

@@ -20,6 +20,7 @@ from ..store.means import allowed_scale, difference_into, squared_distance
 from ..store.optimizer import Updater
 from ..store.parameter_store import SharedStore
 from ..wire.messages import FOUND_INF, NOT_FINITE, OK, Laid
+from . import SHARED
 from .base import ScriptHooks, Work, not_finite, settings_word
 from .own_changes import OwnChanges
 from .unedited import Unedited
@@ -60,7 +61,7 @@ class ModelCopy:
             layout.is_difference,
             layout.nonfinite_is_error,
         )
-        self.can_skip = not layout.overlap_steps or layout.collective in ("", "shared")
+        self.can_skip = not layout.overlap_steps or layout.collective in ("", SHARED)
         self.unedited = Unedited(replica, store, hooks)
         self._hooks = hooks
         self._check = check

@@ -169,10 +169,11 @@ class SymmetricGroup(MemberGroup):
         self._below.all_gather(torch.tensor(address_of(own)), rows).wait()
         memories = []
         for rank, address in enumerate(rows.view(-1, 4).tolist()):
-            memories.append(own if rank == self.rank else SharedMemory(open_at(*address)))
+            memory = own if rank == self.rank else SharedMemory(open_at(*address))
+            _ = memory.buffer  # maps it
             if rank != self.rank:
-                _ = memories[-1].buffer  # maps it
-                memories[-1].close_descriptor()
+                memory.close_descriptor()
+            memories.append(memory)
         return memories
 
     def all_reduce(
