@@ -165,11 +165,10 @@ def test_the_norm_is_that_of_the_update_that_used_the_push(
 ) -> None:
     """One push is an update: its norm is that of the worker's own gradient."""
     _, results = _run("norms", tmp_path, workers=3, protocol=protocol, **where)
-    for result in results:
-        own, norms = result["kept"].unbind(dim=1)
-        is_known = ~norms.isnan()  # a late one, at an epoch's end, is in no update
-        assert is_known.any()
-        assert torch.allclose(own[is_known], norms[is_known], atol=CLOSE)
+    own, norms = torch.cat([result["kept"] for result in results]).unbind(dim=1)
+    is_known = ~norms.isnan()  # a late one, at an epoch's end, is in no update
+    assert is_known.any()  # of some worker: a slow one may push only late
+    assert torch.allclose(own[is_known], norms[is_known], atol=CLOSE)
 
 
 def test_a_push_without_an_update_has_no_norm(tmp_path: Path) -> None:
