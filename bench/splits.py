@@ -2,7 +2,7 @@
 
     python bench/splits.py [--rounds 2] [--only steps | memory | equal | large | torch] [--write]
 
-    steps    every split of four models on 2 and 3 processes, live against the table
+    steps    every split of four models on 2 and 3 processes: predicted, then live, in each round
     memory   100 million parameters on 2 processes: the peak of a worker, against the table
     large    510 million: what `plan --memory` advises where one copy does not fit, run for a few
              steps; the peak of any of its processes from start to end
@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
@@ -36,7 +36,7 @@ from alike import compare_script, compare_task
 from paceline import Splits, Task
 from paceline.bench.splits import LiveSplitsQuestion, measure_splits
 from paceline.plan import format_bytes
-from paceline.report.live_splits import LiveSplits, draw_live_splits
+from paceline.report.live_splits import LiveSplit, LiveSplits, draw_live_splits
 from paceline.report.text import three_figures
 from paceline.workloads import load_task
 from paceline.workloads.base import loss_metrics
@@ -108,13 +108,27 @@ def measure_live(task: str, workers: int, rounds: int, batch_size: int | None = 
 def step_rows(rounds: int, folder: Path | None) -> Iterator[list[str]]:
     for name, (task, batch_size) in MODELS.items():
         for workers in (2, 3):
-            results = measure_live(task, workers, rounds, batch_size)
+            # Predicted anew before each round: the machine's speed drifts by a tenth in minutes.
+            results = [measure_live(task, workers, 1, batch_size) for _ in range(rounds)]
             if folder is not None and workers == 2:
                 picture = folder / f"splits-{task.rpartition(':')[2]}.svg"
-                picture.write_text(draw_live_splits(results))
-            for result in results.rows:
-                figures = result.step_s, result.predicted_step_s, result.why
-                yield make_row(f"a step, {name}", workers, result.split, figures, three_figures)
+                picture.write_text(draw_live_splits(results[-1]))
+            for each in zip(*(result.rows for result in results), strict=True):
+                yield paired_row(f"a step, {name}", workers, each)
+
+
+def paired_row(title: str, workers: int, each: Sequence[LiveSplit]) -> list[str]:
+    """Return the row of a split whose step was predicted and measured in several rounds."""
+    first, pairs = each[0], [(row.step_s, row.predicted_step_s) for row in each]
+    measured, predicted = (
+        statistics.median(known) if (known := [s for s in column if s is not None]) else None
+        for column in zip(*pairs, strict=True)
+    )
+    row = make_row(title, workers, first.split, (measured, predicted, first.why), three_figures)
+    ratios = [b / a for a, b in pairs if a is not None and b is not None]
+    if ratios:
+        row[-1] = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return row
 
 
 def memory_rows() -> Iterator[list[str]]:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.errors import ConfigError
 from paceline.partition.cuts import MicroBatches, best_cut, fastest_cut
 from paceline.partition.graph import WorkEdge, WorkGraph, WorkNode, chain
 from paceline.partition.pipeline import ALIKE, Pipeline, micro_batch_shares, workers
@@ -30,6 +31,14 @@ def test_number_of_micro_batches_with_the_shortest_step_is_chosen() -> None:
     slow = fastest_cut(micro_batches_of({2: layers(1.0), 4: layers(0.9)}), PIPELINE, CORES)
     assert slow.micro_batches == 2
     assert slow.seconds == pytest.approx(slow.placement.step_s)
+
+
+def test_more_micro_batches_that_gain_nothing_are_not_used() -> None:
+    """Each may wait for a core, which costs do not include."""
+    result = fastest_cut(micro_batches_of({2: layers(1.0), 4: layers(0.595)}), PIPELINE, CORES)
+    assert result.micro_batches == 2  # 4 would be 1 % faster
+    with pytest.raises(ConfigError, match="at least one number of micro-batches"):
+        fastest_cut([], PIPELINE, CORES)
 
 
 def test_every_worker_gets_parameters() -> None:

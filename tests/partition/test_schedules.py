@@ -119,3 +119,13 @@ def test_late_weight_gradients_are_computed_at_the_end() -> None:
     ends = [span for span in result.spans if span.action.kind == WEIGHTS]
     assert [end.action.rank for end in ends] == [1, 0]
     assert result.peak_live == (2, 1)
+
+
+def test_late_weight_gradients_take_as_long_whatever_the_last_micro_batch() -> None:
+    """They are of all micro-batches, so a small last one does not make them cheaper."""
+    stages = [StageTimes(1.0, 2.0, 4.0)] * 2
+    sizes = (1.5, 1.0, 1.0, 0.5)
+    each = [[StageTimes(1.0 * size, 2.0 * size, 4.0 * size)] * 2 for size in sizes]
+    result = run_schedule(with_weights(one_f_one_b(2, 4)), stages, each=each)
+    ends = [span for span in result.spans if span.action.kind == WEIGHTS]
+    assert [end.stop_s - end.start_s for end in ends] == pytest.approx([4.0, 4.0])

@@ -14,7 +14,7 @@ from torch import nn
 from paceline.collectives.base import LinkCost
 from paceline.errors import ConfigError
 from paceline.exports.subject import InputShape, Subject
-from paceline.predict import split_costs
+from paceline.predict import measuring, split_costs
 from paceline.predict.split_models import SplitQuestion
 from paceline.predict.splitting import partition, plan_splits, wants_splits
 from paceline.report.splits import draw_partition, render_partition, render_splits
@@ -146,7 +146,7 @@ def test_optimizer_that_cannot_step_is_named() -> None:
     subject = Subject(name="own", model=chain(), inputs=lambda size: (torch.ones(size, 16),),
                       task=task, checkpoint=None)  # fmt: skip
     with pytest.raises(ConfigError, match=r"the optimizer of own cannot step: .*closure"):
-        split_costs._update(subject, is_counted=False)
+        measuring.update_costs(subject, is_counted=False)
 
 
 def test_tensors_made_at_import_keep_their_values(

@@ -107,7 +107,7 @@ def test_worker_that_becomes_slow_gets_fewer_layers(tmp_path: Path, one_device: 
 @pytest.mark.timeout(300)
 def test_run_without_checkpoints_only_reports_the_imbalance(tmp_path: Path) -> None:
     ended = by_ranks(
-        tmp_path / "two", 2, "--split", "network", "--checkpoint-every", "never", epochs=5
+        tmp_path / "two", 2, "--split", "network", "--checkpoint-every", "never", epochs=4
     )
     assert ended.code == 0, ended.said
     assert "all workers restart" not in ended.said

@@ -6,6 +6,7 @@ Workers are threads over real gloo (tests/support/threaded.py); a run of ranks i
 import copy
 import math
 import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -606,6 +607,28 @@ def test_slow_worker_gets_fewer_layers() -> None:
     of_slow, of_fast = (sizes[order.index(worker)] for worker in (0, 1))
     assert of_slow < of_fast
     assert "workers' speeds, part by part" in note
+
+
+def test_workers_that_share_a_core_are_measured_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else one of them would seem slow because it waited for the core."""
+    monkeypatch.setattr("paceline.spread.cut.num_cores", lambda: torch.get_num_threads())
+    measuring, together = [0], list[int]()
+
+    def seconds(*_: object) -> float:
+        measuring[0] += 1
+        together.append(measuring[0])
+        time.sleep(0.05)  # so that another would begin meanwhile
+        measuring[0] -= 1
+        return 1.0
+
+    def work(ranks: Ranks) -> None:
+        model, x = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), torch.zeros(8, 8)
+        make_cut(model, lambda size: (x[:size],), 8, ranks, SplitName(2, 1), seconds)
+
+    in_threads(2, work)
+    assert together == [1, 1]
 
 
 def test_slow_worker_still_gets_layers_with_parameters() -> None:

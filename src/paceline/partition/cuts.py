@@ -8,7 +8,7 @@
 This module must not know what else a split costs.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,7 +21,8 @@ from .search import FoundPlacement, find_placement
 _END_SIZES = [EndSizes(first, last) for first in (1.0, 0.5, 0.33) for last in (1.0, 0.67, 0.5)]
 """The sizes of the first and last micro-batch that are tried, relative to the others."""
 _WORTHWHILE = 0.98
-"""Uneven sizes must take at most this share of the even sizes' step: costs are no more precise."""
+"""Uneven sizes, and more micro-batches, must take at most this share of the step of even sizes, and
+of fewer: costs are no more precise."""
 
 
 def uneven(batch_size: int, micro_batches: int) -> str:
@@ -84,24 +85,38 @@ class FastestCut(NamedTuple):
 def fastest_cut(choices: Iterable[MicroBatches], pipeline: Pipeline, cores: float) -> FastestCut:
     """Choose a number of micro-batches, the cut for it, and their sizes, as a run of parts does.
 
+    Args:
+        choices: from the fewest micro-batches to the most; more must be worthwhile, since each may
+            wait for a core, which costs do not include.
+
     Raises:
         ConfigError: there are more parts than nodes, or no cut fits the memory.
     """
-    candidates = []
+    best: FastestCut | None = None
     for choice in choices:
-        setting = replace(pipeline, micro_batches=choice.num)
-        cut = _trained_cut(choice.graph, setting, cores)
-        num_remote = choice.num * (pipeline.num_workers - 1) / pipeline.num_workers
-        sent_s = num_remote * _ends_s(choice.graph, setting)
-        even_s = pipeline_step(cut, setting, cores).seconds
-        candidates.append(FastestCut(even_s + sent_s, choice.num, cut, choice.graph))
-        for ends in _END_SIZES[1:]:
-            seconds, placement = _with_ends(ends, choice, cut, setting, cores)
-            if seconds < _WORTHWHILE * even_s and is_allowed(placement, setting):
-                candidates.append(
-                    FastestCut(seconds + sent_s, choice.num, placement, choice.graph, ends)
-                )
-    return min(candidates, key=lambda candidate: candidate.seconds)
+        fastest = min(_cuts_for(choice, pipeline, cores), key=lambda cut: cut.seconds)
+        if best is None or fastest.seconds < _WORTHWHILE * best.seconds:
+            best = fastest
+    if best is None:
+        raise ConfigError("a cut needs at least one number of micro-batches")
+    return best
+
+
+def _cuts_for(choice: MicroBatches, pipeline: Pipeline, cores: float) -> Iterator[FastestCut]:
+    """Yield the best cut for a number of micro-batches, with each of the sizes that are worthwhile.
+
+    The first has micro-batches of one size.
+    """
+    setting = replace(pipeline, micro_batches=choice.num)
+    cut = _trained_cut(choice.graph, setting, cores)
+    num_remote = choice.num * (pipeline.num_workers - 1) / pipeline.num_workers
+    sent_s = num_remote * _ends_s(choice.graph, setting)
+    even_s = pipeline_step(cut, setting, cores).seconds
+    yield FastestCut(even_s + sent_s, choice.num, cut, choice.graph)
+    for ends in _END_SIZES[1:]:
+        seconds, placement = _with_ends(ends, choice, cut, setting, cores)
+        if seconds < _WORTHWHILE * even_s and is_allowed(placement, setting):
+            yield FastestCut(seconds + sent_s, choice.num, placement, choice.graph, ends)
 
 
 def _with_ends(

@@ -222,7 +222,8 @@ def run_schedule(
     Args:
         stages: times of each stage.
         cores: that the ranks share, one for each rank that computes; infinite: each has its own.
-        each: times of each stage for each micro-batch; empty: all are as in ``stages``.
+        each: times of each stage for each micro-batch; empty: all are as in ``stages``. Weights,
+            of all micro-batches at once, always are.
 
     Raises:
         ProtocolError: the schedule waits for itself.
@@ -240,7 +241,8 @@ def run_schedule(
                 continue
             action = queue[places[rank]]
             if _needed(action, len(stages)) <= done:
-                times = (each[action.micro_batch] if each else stages)[action.stage]
+                is_own = bool(each) and action.kind != WEIGHTS
+                times = (each[action.micro_batch] if is_own else stages)[action.stage]
                 running[rank] = (times[_KINDS.index(action.kind)], now_s)
         if not running:
             break

@@ -24,12 +24,14 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from ..exports.subject import Subject
 from ..partition.graph import WorkGraph
 from ..partition.pipeline import MICRO_BATCHES_EACH
 from ..splits.clocks import TimedClock, step_once, threads
 from ..splits.measuring import MeasuredModel, measure
 from ..splits.tracing import TracedModel, trace, untouched
+from ..system.reasons import reason
 from ..trainer import make_loader
 from ..workloads.base import Task
 from .neighbours import MOST_NEIGHBOURS, Neighbours
@@ -42,6 +44,8 @@ _LEAST = 2
 """Fewest samples of a batch: batch norm needs two."""
 _ROUNDS_S, _MOST_ROUNDS = 1.0, 15
 _SCRIPT_RUNS = 5
+_STEPS, _EVICTING_BYTES = 6, 1 << 26
+"""Steps of the optimizer, of which the first creates its state, and bytes written before each."""
 _NUM_PROCESSES = 1 + MOST_NEIGHBOURS
 GraphAt = Callable[[float], WorkGraph]
 """Returns the costs at any batch."""
@@ -261,6 +265,41 @@ class Measuring:
     def _as_a_worker(self, size: int) -> Iterator[None]:
         with threads(self._threads), self._beside.compute(size) if self._beside else nullcontext():
             yield
+
+
+def update_costs(subject: Subject, is_counted: bool) -> tuple[float, int]:
+    """Return the optimizer's seconds per byte of parameters, and its number of copies of them."""
+    parameters = [parameter for parameter in subject.model.parameters() if parameter.requires_grad]
+    size = sum(parameter.nbytes for parameter in parameters)
+    if not size:
+        return 0.0, 0
+    if is_counted:
+        parameters = [nn.Parameter(torch.zeros(1 << 20))]
+        size = 1 << 22
+    if subject.task is not None:
+        optimizer = subject.task.optimizer(parameters, subject.task.learning_rate)
+    else:
+        optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    steps_s, others = [], torch.zeros(_EVICTING_BYTES, dtype=torch.uint8)
+    try:
+        for _ in range(_STEPS):
+            others.add_(1)  # as a backward pass does, it leaves little of the parameters in caches
+            start_s = time.perf_counter()
+            optimizer.step()
+            steps_s.append(time.perf_counter() - start_s)
+    except Exception as error:  # the user's optimizer may raise anything
+        raise ConfigError(
+            f"the optimizer of {subject.name} cannot step: {reason(error)}"
+        ) from error
+    copies = [
+        value for state in optimizer.state.values() for value in state.values()
+        if isinstance(value, Tensor) and value.ndim
+    ]  # fmt: skip
+    for parameter in parameters:
+        parameter.grad = None
+    return statistics.median(steps_s[1:]) / size, round(sum(copy.nbytes for copy in copies) / size)
 
 
 def _on_lines(seconds: Mapping[int, float], batch: float) -> float:

@@ -7,7 +7,6 @@ This module must not know how a split is priced.
 
 import functools
 import os
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import psutil
-import torch
 from torch import Tensor, nn
 
 from ..collectives.base import LinkCost
@@ -35,10 +33,9 @@ from ..spread.units import unit_bytes
 from ..system.ceilings import read_ceilings
 from ..system.pages import SMALL_BYTES, lean_heap
 from ..system.processors import num_cores
-from ..system.reasons import reason
 from ..tuning.allocator import as_in_workers
 from .exchanges import ExchangeCosts
-from .measuring import MeasuredCosts, least_of, measuring_of
+from .measuring import MeasuredCosts, least_of, measuring_of, update_costs
 from .neighbours import Neighbours, neighbours
 from .split_models import SplitQuestion, find_model, is_too_large, on_meta
 
@@ -107,7 +104,7 @@ def prepare(
         num_micro_batches = question.micro_batches or USUAL_MICRO_BATCHES
         sizes = (max(1, batch_size // num_micro_batches), batch_size)
         measured = measuring.all_of(traced, sizes, question.num_workers)
-    pipeline = _pipeline(question, subject, left_bytes, messages.link, _update(subject, is_counted))
+    pipeline = _pipeline(question, subject, left_bytes, messages.link, is_counted)
     costs = SplitCosts(
         graph_at=measured.graph_at, parts_at=measured.parts_at, alone_s=measured.alone_s,
         script_s=measured.script_s, batch_size=batch_size, pipeline=pipeline, cores=cores,
@@ -155,10 +152,13 @@ def _on_meta(subject: Subject, batch: int) -> tuple[Tensor, ...]:
 
 
 def _pipeline(
-    question: SplitQuestion, subject: Subject, left_bytes: int | None, link: LinkCost,
-    update: tuple[float, int],
-) -> Pipeline:  # fmt: skip
-    update_s_per_byte, state_copies = update
+    question: SplitQuestion,
+    subject: Subject,
+    left_bytes: int | None,
+    link: LinkCost,
+    is_counted: bool,
+) -> Pipeline:
+    update_s_per_byte, state_copies = update_costs(subject, is_counted)
     return Pipeline(
         workers=workers(question.num_workers, left_bytes, question.speeds), link=link,
         micro_batches=question.micro_batches or USUAL_MICRO_BATCHES,
@@ -177,40 +177,6 @@ def _left_bytes(memory_bytes: int | None, process_bytes: int) -> int | None:
             f"take: {format_bytes(process_bytes)}"
         )
     return memory_bytes - process_bytes
-
-
-def _update(subject: Subject, is_counted: bool) -> tuple[float, int]:
-    """Return the optimizer's seconds per byte of parameters, and its number of copies of them."""
-    parameters = [parameter for parameter in subject.model.parameters() if parameter.requires_grad]
-    size = sum(parameter.nbytes for parameter in parameters)
-    if not size:
-        return 0.0, 0
-    if is_counted:
-        parameters = [nn.Parameter(torch.zeros(1 << 20))]
-        size = 1 << 22
-    if subject.task is not None:
-        optimizer = subject.task.optimizer(parameters, subject.task.learning_rate)
-    else:
-        optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    steps_s = []
-    try:
-        for _ in range(3):
-            start_s = time.perf_counter()
-            optimizer.step()
-            steps_s.append(time.perf_counter() - start_s)
-    except Exception as error:  # the user's optimizer may raise anything
-        raise ConfigError(
-            f"the optimizer of {subject.name} cannot step: {reason(error)}"
-        ) from error
-    copies = [
-        value for state in optimizer.state.values() for value in state.values()
-        if isinstance(value, Tensor) and value.ndim
-    ]  # fmt: skip
-    for parameter in parameters:
-        parameter.grad = None
-    return min(steps_s[1:]) / size, round(sum(copy.nbytes for copy in copies) / size)
 
 
 class _Messages(NamedTuple):

@@ -127,10 +127,11 @@ def make_cut(
     refuse_other_results(model, traced, few)
     frozen = _refuse_changes(model, few)
     seat = ranks.everyone.rank
-    few_s, speeds = _measured_speeds(lambda: seconds(model, few), ranks.everyone, name)
+    at_once = max(1, num_cores() // torch.get_num_threads())
+    few_s, speeds = _measured_speeds(lambda: seconds(model, few), ranks.everyone, name, at_once)
     most = min(mini_batch, max(FEW, int(_MEASURED_S * len(few[0]) / max(few_s, 1e-9))))
-    cores, choice = num_cores() / torch.get_num_threads(), None
-    if seat < max(1, cores):  # as many workers as compute at a time: they share memory bandwidth
+    choice = None
+    if seat < at_once:  # as many workers as compute at a time: they share memory bandwidth
         choice = _choose(traced, inputs, (most, mini_batch), name, speeds)
     chosen = tell_all(ranks.everyone, choice)[0]
     _refuse_other_pieces(traced, chosen, seat)
@@ -239,17 +240,22 @@ def _refuse_changes(model: nn.Module, args: Sequence[Tensor]) -> tuple[str, ...]
 
 
 def _measured_speeds(
-    measure_s: Callable[[], float], everyone: MemberGroup, name: SplitName
+    measure_s: Callable[[], float], everyone: MemberGroup, name: SplitName, at_once: int
 ) -> tuple[float, list[float]]:
     """Measure the seconds of this worker, and the speeds of a copy's workers.
 
-    All workers measure at once, and again if their speeds differ: a worker may seem slow only
-    because its neighbour is still loading something.
+    As many workers measure at once as compute at a time: of more, some would seem slow because they
+    happened to wait for a core. They measure again if their speeds differ: a worker may seem slow
+    only because its neighbour is still loading something.
     """
     rounds = list[list[float]]()
     while len(rounds) < _MOST_ROUNDS:
-        tell_all(everyone, len(rounds))
-        rounds.append(tell_all(everyone, measure_s()))
+        own_s = 0.0
+        for first in range(0, everyone.size, at_once):
+            tell_all(everyone, len(rounds))
+            if first <= everyone.rank < first + at_once:
+                own_s = measure_s()
+        rounds.append(tell_all(everyone, own_s))
         if len(set(speeds := _speeds(rounds[-1], name))) == 1:
             break
     else:
