@@ -48,6 +48,7 @@ def test_connect_is_the_workers_own_without_ranks(
         ({"split": "network:3"}, "is for 3 workers, but there are 2"),
         ({"split": "network", "dry_run": True}, "paceline partition TASK -n 2 shows the cut"),
         ({"split": "network", "protocol": "local-sgd:2"}, "hold parts of one model step together"),
+        ({"split": "network", "collective": "shared"}, "use --collective auto, or --split data"),
     ],
 )
 def test_settings_that_ranks_do_not_support_are_refused(

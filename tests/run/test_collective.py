@@ -22,6 +22,7 @@ from paceline.run.collective import (
     measured_for,
     path_of,
     read_measured,
+    refuse_if_split,
     why_not_shared,
 )
 from paceline.system.processors import num_cores
@@ -230,3 +231,10 @@ def test_bucket_sizes_are_those_of_the_ranks() -> None:
     assert bucket_sizes(3) == [3]
     assert bucket_sizes(60 << 20) == [1 << 20, *[4 << 20] * 14, 3 << 20]
     assert sum(bucket_sizes(123_456_789)) == 123_456_789
+
+
+def test_parts_of_a_split_model_use_no_collective_of_the_settings() -> None:
+    for collective in ("auto", "native"):
+        refuse_if_split(settings(collective=collective))
+    with pytest.raises(ConfigError, match=r"'ring' is not supported with a split model"):
+        refuse_if_split(settings(collective="ring"))

@@ -609,11 +609,16 @@ def test_slow_worker_gets_fewer_layers() -> None:
     assert "workers' speeds, part by part" in note
 
 
+@pytest.mark.parametrize("others", [1, 4])
 def test_workers_that_share_a_core_are_measured_one_after_another(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, others: int
 ) -> None:
-    """Else one of them would seem slow because it waited for the core."""
-    monkeypatch.setattr("paceline.spread.cut.num_cores", lambda: torch.get_num_threads())
+    """Else one of them would seem slow because it waited for the core; also if only the machine of
+    one has as few cores."""
+    first = iter([1])
+    monkeypatch.setattr(
+        "paceline.spread.cut.num_cores", lambda: next(first, others) * torch.get_num_threads()
+    )
     measuring, together = [0], list[int]()
 
     def seconds(*_: object) -> float:

@@ -44,7 +44,7 @@ _MUST_MATCH = ("seed", "batch_size", "mini_batch_size", "init", "scale_lr", "war
 """Settings that must not change, since they would make it another run."""
 _BY_LAUNCHER = ("respawn", "stall_after", "on_worker_error", "preload", "path")
 """Settings for what starts the processes: under engine torchrun that is a launcher of its own."""
-_NOT_WITH_SPLIT = ("compile", "precision", "channels_last", "compress", "fast")
+_NOT_WITH_SPLIT = ("compile", "precision", "channels_last", "compress", "fast", "collective")
 """Settings that no split supports: a run that is split from here on continues without them."""
 _MOST_S = 1e12
 

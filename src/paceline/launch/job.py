@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from ..partition.names import divides, read_split
 from ..program import Program, TaskProgram
 from ..protocols import protocol_of
-from ..run.collective import path_of
+from ..run.collective import path_of, refuse_if_split
 from ..run_dir import RUNS
 from ..system.files import OpenFolder
 
@@ -126,6 +126,8 @@ def is_split(settings: RunSettings) -> bool:
             f"paceline partition TASK -n {name.size} shows the cut, and paceline plan --memory "
             "what each split costs"
         )
+    if name is not None:
+        refuse_if_split(settings)
     return name is not None
 
 

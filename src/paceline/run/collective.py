@@ -100,6 +100,15 @@ def why_not_shared(
     return ""
 
 
+def refuse_if_split(settings: RunSettings) -> None:
+    """Raise ConfigError if a collective was asked for, which the parts of a model do not use."""
+    if settings.collective not in (AUTO, NATIVE):
+        raise ConfigError(
+            f"collective {settings.collective!r} is not supported with a split model, whose parts "
+            "exchange what they need by torch.distributed: use --collective auto, or --split data"
+        )
+
+
 def measured_for(settings: RunSettings, traits: Traits, device: str) -> KnownCosts:
     """What ``paceline bench collectives`` measured on this machine for such a run."""
     if settings.collective != AUTO or settings.workers == 1:

@@ -22,7 +22,15 @@ from ..protocols.staleness import WHOLE
 from ..protocols.streaming import AT_ONCE
 from ..report.text import format_duration
 from ..system.processors import num_cores
-from .collective import AUTO, UNMEASURED, KnownCosts, collective_of, path_of, why_not_shared
+from .collective import (
+    AUTO,
+    UNMEASURED,
+    KnownCosts,
+    collective_of,
+    path_of,
+    refuse_if_split,
+    why_not_shared,
+)
 
 _REMEDY = (
     "; usually they were shuffled or split without a seed before paceline.connect(), or listed in "
@@ -226,6 +234,7 @@ def make_plan(
     why_not = why_not_shared(settings, traits, first.device, protocol.streaming.overlap_steps)
     collective, why = collective_of(settings, path, first.update_bytes, measured, why_not)
     if first.split:
+        refuse_if_split(settings)
         collective, why = "", ""
     return Plan(
         task=first.task,

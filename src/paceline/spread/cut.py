@@ -127,7 +127,8 @@ def make_cut(
     refuse_other_results(model, traced, few)
     frozen = _refuse_changes(model, few)
     seat = ranks.everyone.rank
-    at_once = max(1, num_cores() // torch.get_num_threads())
+    # The fewest of any machine, so that all take the same turns.
+    at_once = min(tell_all(ranks.everyone, max(1, num_cores() // torch.get_num_threads())))
     few_s, speeds = _measured_speeds(lambda: seconds(model, few), ranks.everyone, name, at_once)
     most = min(mini_batch, max(FEW, int(_MEASURED_S * len(few[0]) / max(few_s, 1e-9))))
     choice = None
