@@ -127,8 +127,7 @@ def make_cut(
     refuse_other_results(model, traced, few)
     frozen = _refuse_changes(model, few)
     seat = ranks.everyone.rank
-    # The fewest of any machine, so that all take the same turns.
-    at_once = min(tell_all(ranks.everyone, max(1, num_cores() // torch.get_num_threads())))
+    at_once = _num_at_once(ranks.everyone)
     few_s, speeds = _measured_speeds(lambda: seconds(model, few), ranks.everyone, name, at_once)
     most = min(mini_batch, max(FEW, int(_MEASURED_S * len(few[0]) / max(few_s, 1e-9))))
     choice = None
@@ -238,6 +237,12 @@ def _refuse_changes(model: nn.Module, args: Sequence[Tensor]) -> tuple[str, ...]
         if model.get_submodule(owner).training or not model.training:
             raise ConfigError(BUFFER_CHANGES.format(name))
     return tuple(dict.fromkeys(owners.values()))
+
+
+def _num_at_once(everyone: MemberGroup) -> int:
+    """Return how many workers compute at a time: the fewest of any machine, so that all agree."""
+    counts: list[int] = tell_all(everyone, max(1, num_cores() // torch.get_num_threads()))
+    return min(counts)
 
 
 def _measured_speeds(
