@@ -6,6 +6,7 @@ Each thread has groups and a module of its own. It must not know what tests asse
 import datetime
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -13,15 +14,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.exchange.group import Messages, Pending, TorchGroup, plain
+from paceline.exchange.group import TorchGroup
+from paceline.exchange.mapped import mapped
 from paceline.spread import cut, layered
-from paceline.spread.group import PeerGroup, Ranks
+from paceline.spread.group import Ranks
 
 _PATIENCE = datetime.timedelta(seconds=30)
 Result = TypeVar("Result")
 
 
-class ThreadGroup(TorchGroup, PeerGroup):
+class ThreadGroup(TorchGroup):
     """Some of the threads, by their numbers among them."""
 
     patience = _PATIENCE
@@ -30,12 +32,6 @@ class ThreadGroup(TorchGroup, PeerGroup):
         self.rank, self.size = list(ranks).index(rank), len(ranks)
         self._store = dist.PrefixStore(name, store)
         self._gloo: Any = dist.ProcessGroupGloo(self._store, self.rank, self.size, _PATIENCE)
-
-    def begin_send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
-        return Messages([self._gloo.send([plain(tensor)], peer, tag)], self.patience)
-
-    def begin_receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
-        return Messages([self._gloo.recv([plain(tensor)], peer, tag)], self.patience)
 
     def share(self, tensor: Tensor) -> Any:
         options: Any = dist.BroadcastOptions()
@@ -50,7 +46,7 @@ class ThreadGroup(TorchGroup, PeerGroup):
         return self._gloo
 
 
-def in_threads(size: int, work: Callable[[Ranks], Result]) -> list[Result]:
+def in_threads(size: int, work: Callable[[Ranks], Result], *, is_near: bool = True) -> list[Result]:
     """The results of ``work`` in each of this number of threads; an error in one is raised.
 
     Tracing is serialized, because torch.fx changes modules for the whole process, and whether a
@@ -87,6 +83,7 @@ def in_threads(size: int, work: Callable[[Ranks], Result]) -> list[Result]:
             results[rank] = work(Ranks(
                 everyone=everyone,
                 part=lambda name, ranks: meet(store, name, rank, ranks),
+                near=partial(mapped, check=lambda: None) if is_near else lambda group: group,
                 words=connect,
                 share=everyone.share,
             ))  # fmt: skip

@@ -6,7 +6,8 @@
     torch        torch.distributed's own, NCCL or gloo
     scheduled    a sum along a schedule of `collectives/` (scheduled.py)
     ranks        torch's own on groups of the torchrun engine (engines/torchrun/group.py)
-    symmetric    a sum in memory that ranks of one machine map (symmetric_memory.py there)
+    symmetric    a sum in memory that processes of one machine map (symmetric_memory.py)
+    mapped       messages and small collectives in such memory (mapped.py)
 
 All members begin the same operations in the same order, and wait for them. An operation may go on
 only while its members begin others or wait, so none may wait for anything else meanwhile. The
@@ -83,6 +84,18 @@ class MemberGroup(abc.ABC):
         """
 
 
+class PeerGroup(MemberGroup):
+    """A group whose members can also send to each other."""
+
+    @abc.abstractmethod
+    def begin_send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        """Begin to send a contiguous tensor, which must not change until it is sent."""
+
+    @abc.abstractmethod
+    def begin_receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        """Begin to receive into a tensor; messages of one tag from one peer arrive in order."""
+
+
 class Made:
     """An operation that is already complete."""
 
@@ -102,7 +115,7 @@ class Parcel(NamedTuple):
     tensor: Tensor
 
 
-class TorchGroup(MemberGroup):
+class TorchGroup(PeerGroup):
     """Members of a process group of ``torch.distributed``.
 
     Args:
@@ -137,6 +150,14 @@ class TorchGroup(MemberGroup):
         if _is_direct(mine):
             return self._each_to_each(mine.view(self.size, -1).unbind(), out)
         return self._watched(self._of(mine).alltoall_base(out, mine, [], []))
+
+    def begin_send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        work = self._of(tensor).send([plain(tensor)], peer, tag)
+        return self._watched(Messages([work], self.patience))
+
+    def begin_receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        work = self._of(tensor).recv([plain(tensor)], peer, tag)
+        return self._watched(Messages([work], self.patience))
 
     def _each_to_each(self, parts: Sequence[Tensor], out: Tensor) -> Pending:
         """Send part j to member j, all at once."""

@@ -26,7 +26,6 @@ from ..engines.base import Engine
 from ..engines.torchrun.engine import RankZero, TorchrunEngine
 from ..engines.torchrun.life import ANEW, RankLife, say, unseeded
 from ..engines.torchrun.post import ControllerPost, EndAsked, Hello, Lost, Meet, RunOver
-from ..engines.torchrun.symmetric_memory import open_at
 from ..engines.torchrun.world import RankOfWorld
 from ..errors import (
     BeginsAnew,
@@ -37,6 +36,7 @@ from ..errors import (
     WorkerError,
     from_os_error,
 )
+from ..exchange.mapped import open_at
 from ..program import Program, ScriptProgram, TaskProgram
 from ..report.live import choose_observer
 from ..system.signals import SignalInterrupt

@@ -18,19 +18,19 @@ disturb some of them. This module must not know models or prices.
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..collectives.base import LinkCost
 from ..collectives.host import Curve
-from ..exchange.group import MemberGroup, Parcel, TorchGroup
+from ..exchange.group import MemberGroup, PeerGroup
 from ..spread.columns import summed
+from ..spread.group import measured_link
 from ..spread.meeting import Intent, Meeting, PartTask
 from ..spread.units import ParameterUnit, UnitRooms
 
-_SMALL_BYTES, _LARGE_BYTES = 64, 1 << 22
 _UNITS = ((1 << 12, 8), (1 << 20, 2), (1 << 24, 1))
 _SUMS = ((1 << 12, 8), (1 << 18, 4), (1 << 22, 1))
 """Sizes in bytes, and the number of calls in one mean."""
@@ -63,18 +63,7 @@ class ExchangeCosts(NamedTuple):
     sum_s: Curve
 
 
-class NeighbourGroup(TorchGroup):
-    """The processes that measure together.
-
-    Args:
-        gloo: their process group of torch.
-    """
-
-    def __init__(self, gloo: Any) -> None:
-        self.rank, self.size, self._group = gloo.rank(), gloo.size(), gloo
-
-
-def measure(group: TorchGroup) -> ExchangeCosts:
+def measure(group: PeerGroup) -> ExchangeCosts:
     """Measure all exchanges; return what this process saw. All others must call it, too."""
     meeting = Meeting(group, range(group.size))
 
@@ -93,13 +82,13 @@ def measure(group: TorchGroup) -> ExchangeCosts:
         addend = torch.zeros(num_bytes // 4)
         sum_s.append((num_bytes, _typical_s(lambda: summed(addend, group), num_calls)))  # noqa: B023  called at once
     return ExchangeCosts(
-        size=group.size, link=_link(group), meeting_s=meeting_s,
+        size=group.size, link=measured_link(group), meeting_s=meeting_s,
         turn_s=_turn_s(group, meet, meeting_s),
         gather_s=tuple(gather_s), reduce_s=tuple(reduce_s), sum_s=tuple(sum_s),
     )  # fmt: skip
 
 
-def round_s(group: TorchGroup, work: Callable[[], object], num_rounds: int) -> float:
+def round_s(group: PeerGroup, work: Callable[[], object], num_rounds: int) -> float:
     """Return the seconds until all have done their work and have met; all others must call it, too.
 
     Args:
@@ -151,24 +140,7 @@ def _gather_and_reduce(
     return gather, reduce
 
 
-def _link(group: TorchGroup) -> LinkCost:
-    """Return the cost of a message between the first two; all others skip it and return 0."""
-    times_s = []
-    for num_bytes, num_calls in ((_SMALL_BYTES, 16), (_LARGE_BYTES, 2)):
-        buffer = torch.zeros(num_bytes, dtype=torch.uint8)
-
-        def round_trip(buffer: Tensor = buffer) -> None:
-            parcel = [Parcel(1 - group.rank, buffer)]
-            for sender in range(2):
-                is_sender = group.rank == sender
-                group.swap(parcel if is_sender else [], [] if is_sender else parcel)
-
-        times_s.append(_typical_s(round_trip, num_calls) / 2 if group.rank < 2 else 0.0)
-    slope = max(0.0, times_s[1] - times_s[0]) / (_LARGE_BYTES - _SMALL_BYTES)
-    return LinkCost(latency_s=times_s[0], s_per_byte=slope)
-
-
-def _turn_s(group: TorchGroup, meet: Callable[[], object], meeting_s: float) -> float:
+def _turn_s(group: PeerGroup, meet: Callable[[], object], meeting_s: float) -> float:
     """Return how much longer a meeting takes after computing than alone."""
     matrix = torch.ones(_WIDTH, _WIDTH)
     out = torch.empty_like(matrix)

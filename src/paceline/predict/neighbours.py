@@ -12,6 +12,7 @@ connection breaks. This module must not know what is measured.
 
 import base64
 import datetime
+import os
 import pickle
 import subprocess
 import sys
@@ -26,9 +27,11 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its stubs
 
 from ..errors import LinkError
+from ..exchange.group import PeerGroup, TorchGroup
+from ..exchange.mapped import mapped
 from ..splits.clocks import step_once, threads
 from ..tuning.allocator import keep, may_keep
-from .exchanges import ExchangeCosts, NeighbourGroup, measure, round_s
+from .exchanges import ExchangeCosts, measure, round_s
 from .split_models import SplitQuestion, find_model
 
 MOST_NEIGHBOURS = 3
@@ -115,7 +118,7 @@ class Neighbours:
                     return False
                 time.sleep(_POLL_S)
         with self._losses_named():
-            self._group = dist.ProcessGroupGloo(self._store, 0, self._size, _TIMEOUT)
+            self._group = _near(self._store, 0, self._size, self._refuse_ended)
         return True
 
     @contextmanager
@@ -144,7 +147,7 @@ class Neighbours:
         """Return what exchanges cost while no process computes the model."""
         self._send("exchange")
         with threads(self._threads), self._losses_named():
-            return measure(NeighbourGroup(self._group))
+            return measure(self._group)
 
     @contextmanager
     def compute(self, batch_size: int) -> Iterator[None]:
@@ -186,7 +189,7 @@ class Neighbours:
     def _round_s(self, order: str, step: Callable[[], object], num_rounds: int) -> float:
         self._send(order)
         with self._losses_named():
-            return round_s(NeighbourGroup(self._group), step, num_rounds)
+            return round_s(self._group, step, num_rounds)
 
     def _send(self, order: str) -> int:
         """Send an order to all neighbours, and return its number."""
@@ -232,6 +235,28 @@ def neighbours(
         group.close()
 
 
+class NeighbourGroup(TorchGroup):
+    """The processes that measure together.
+
+    Args:
+        gloo: their process group of torch.
+    """
+
+    def __init__(self, gloo: Any) -> None:
+        self.rank, self.size, self._group = gloo.rank(), gloo.size(), gloo
+
+
+def _near(store: Any, rank: int, size: int, check: Callable[[], None]) -> PeerGroup:
+    """Return the group of all that measure together, as workers of one machine have it."""
+    return mapped(NeighbourGroup(dist.ProcessGroupGloo(store, rank, size, _TIMEOUT)), check)
+
+
+def _end_without(parent: int) -> None:
+    """End this process if its parent is gone."""
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
 def _serve(port: int, rank: int, size: int) -> None:
     """Run a neighbour: make the model, then follow orders until the last."""
     question, computing, own_threads = pickle.loads(base64.b64decode(sys.stdin.readline()))
@@ -242,7 +267,8 @@ def _serve(port: int, rank: int, size: int) -> None:
     subject = find_model(question)
     model = subject.model.train()
     store.set(f"here {rank}", "1")
-    group = dist.ProcessGroupGloo(store, rank, size, _TIMEOUT)
+    parent = os.getppid()
+    group = _near(store, rank, size, lambda: _end_without(parent))
     turn = 0
     while True:
         turn += 1
@@ -251,13 +277,13 @@ def _serve(port: int, rank: int, size: int) -> None:
         if order == "end":
             return
         if order == "exchange":
-            measure(NeighbourGroup(group))
+            measure(group)
             continue
         inputs = subject.inputs(int(numbers[0]))
         step = partial(step_once, partial(model, *inputs), model)
         if order == "round":
             num_rounds, count = map(int, numbers[1:])
-            round_s(NeighbourGroup(group), step if rank < count else lambda: None, num_rounds)
+            round_s(group, step if rank < count else lambda: None, num_rounds)
             continue
         if rank >= computing:
             continue

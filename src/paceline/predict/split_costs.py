@@ -193,21 +193,21 @@ class _Messages(NamedTuple):
 
 
 def _messages(num_workers: int, places: float, beside: Neighbours | None) -> _Messages:
-    """Return the cost of messages: as ``paceline bench collectives`` measured it between as many
-    processes, otherwise between neighbours, otherwise over a socket.
+    """Return the cost of messages: between neighbours, otherwise as ``paceline bench collectives``
+    measured it between as many processes, otherwise over a socket.
 
     Args:
         places: workers that compute at the same time; if there are more, they take turns.
     """
     stored = read_measured(num_workers, *read_ceilings(SECTION)) if num_workers > 1 else UNMEASURED
     measured = None if beside is None else beside.exchanges()
-    if stored.cost is not None:
+    if measured is not None:
+        link, source = measured.link, "measured now, between processes"
+    elif stored.cost is not None:
         (small, small_s), *_, (large, large_s) = stored.cost.rounds["alone", Action.COPY]
         slope = max(0.0, large_s - small_s) / (large - small)
         link = LinkCost(latency_s=max(0.0, small_s - small * slope), s_per_byte=slope)
         source = f"measured between {num_workers} processes here, {stored.day}"
-    elif measured is not None:
-        link, source = measured.link, "measured now, between processes"
     else:
         link = measure_loopback()
         source = "loopback, measured now; paceline bench collectives measures processes"

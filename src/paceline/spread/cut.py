@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..collectives.base import LinkCost
 from ..errors import ConfigError
 from ..exchange.group import MemberGroup
 from ..partition.cuts import FastestCut, MicroBatches, fastest_cut
@@ -32,14 +33,14 @@ from ..partition.pipeline import (
     workers,
 )
 from ..partition.placement import Placement
-from ..splits.clocks import TimedClock, measure_loopback
+from ..splits.clocks import TimedClock
 from ..splits.measuring import measure
 from ..splits.parts import ModelPart, make_parts
 from ..splits.tracing import TracedModel, trace, untouched
 from ..system.processors import num_cores
 from .borders import Flow, Inputs, find_borders, find_flow, leaves_of, sent_bytes
 from .chunks import TensorShape
-from .group import Ranks, tell_all
+from .group import Ranks, measured_link, tell_all
 from .modes import modes_kept, refuse_batch_norm
 from .own_code import FollowedCode, are_equal, difference, set_by_forward
 
@@ -127,12 +128,12 @@ def make_cut(
     refuse_other_results(model, traced, few)
     frozen = _refuse_changes(model, few)
     seat = ranks.everyone.rank
-    at_once = _num_at_once(ranks.everyone)
+    at_once, link = _num_at_once(ranks.everyone), _link(ranks)
     few_s, speeds = _measured_speeds(lambda: seconds(model, few), ranks.everyone, name, at_once)
     most = min(mini_batch, max(FEW, int(_MEASURED_S * len(few[0]) / max(few_s, 1e-9))))
     choice = None
     if seat < at_once:  # as many workers as compute at a time: they share memory bandwidth
-        choice = _choose(traced, inputs, (most, mini_batch), name, speeds)
+        choice = _choose(traced, inputs, (most, mini_batch), name, speeds, link)
     chosen = tell_all(ranks.everyone, choice)[0]
     _refuse_other_pieces(traced, chosen, seat)
     parts, rows = make_parts(traced, chosen["part_of"]), _rows(mini_batch, chosen["most"])
@@ -239,6 +240,12 @@ def _refuse_changes(model: nn.Module, args: Sequence[Tensor]) -> tuple[str, ...]
     return tuple(dict.fromkeys(owners.values()))
 
 
+def _link(ranks: Ranks) -> LinkCost:
+    """Measure messages between two workers, the way a copy's workers send them."""
+    seats = range(ranks.everyone.size)
+    return measured_link(ranks.near(ranks.part("link", seats)))
+
+
 def _num_at_once(everyone: MemberGroup) -> int:
     """Return how many workers compute at a time: the fewest of any machine, so that all agree."""
     counts: list[int] = tell_all(everyone, max(1, num_cores() // torch.get_num_threads()))
@@ -287,6 +294,7 @@ def _choose(
     sizes: tuple[int, int],
     name: SplitName,
     speeds: Sequence[float],
+    link: LinkCost,
 ) -> dict[str, Any]:
     """Choose the fastest cut, as plain data.
 
@@ -299,7 +307,7 @@ def _choose(
     if each > 1:  # worker k has parts k, k + P, ...: their order is fixed
         speeds = [1.0] * (name.parts * each)
     setting = Pipeline(
-        workers=workers(name.parts * each, speeds=speeds), link=measure_loopback(),
+        workers=workers(name.parts * each, speeds=speeds), link=link,
         schedule=name.schedule, parts_each=each,
     )  # fmt: skip
     fastest = fastest_cut(choices, setting, cores)

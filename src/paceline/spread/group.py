@@ -9,8 +9,9 @@ A worker's number in a group counts from 0: in a copy it is the number of its pa
 not know what is sent.
 """
 
-import abc
 import json
+import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,20 +20,13 @@ import torch
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]  # not in its stubs
 
-from ..exchange.group import MemberGroup, Pending
+from ..collectives.base import LinkCost
+from ..exchange.group import MemberGroup, PeerGroup, Pending
 from ..partition.names import SplitName
 
-
-class PeerGroup(MemberGroup):
-    """A group whose workers can also send to each other."""
-
-    @abc.abstractmethod
-    def begin_send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
-        """Begin to send a contiguous tensor, which must not change until it is sent."""
-
-    @abc.abstractmethod
-    def begin_receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
-        """Begin to receive into a tensor; messages of one tag from one peer arrive in order."""
+_MEASURED_MESSAGES = ((64, 16), (1 << 22, 2))
+"""Sizes in bytes, and the number of round trips in one mean."""
+_NUM_MEANS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +36,15 @@ class Ranks:
     Attributes:
         everyone: the group of all workers, by their seats.
         part: makes a group of some workers under a unique name; each of them must call it.
+        near: makes the processes of a group map each other's memory, if all are on one machine; each
+            of them must call it.
         words: opens a connection for short requests to any worker.
         share: begins to broadcast the first worker's bytes to all.
     """
 
     everyone: MemberGroup
     part: Callable[[str, Sequence[int]], PeerGroup]
+    near: Callable[[PeerGroup], PeerGroup]
     words: Callable[[], Store]
     share: Callable[[Tensor], Pending]
 
@@ -66,10 +63,12 @@ class SplitGroups:
         self.seat = ranks.everyone.rank
         members, twins = name.copy_of(self.seat), name.twins_of(self.seat)
         self.members = tuple(members[number] for number in order) if order else members
-        self.copy = ranks.part(f"copy {members[0]}", self.members)
+        self.copy = ranks.near(ranks.part(f"copy {members[0]}", self.members))
         """The workers of this copy."""
-        self.twins = ranks.part(f"twins {twins[0]}", twins) if name.copies > 1 else None
+        self.twins: PeerGroup | None = None
         """The workers that hold the same part; None: there is one copy."""
+        if name.copies > 1:
+            self.twins = ranks.near(ranks.part(f"twins {twins[0]}", twins))
         self.asks = ranks.part(f"asks {members[0]}", self.members)
         """The workers of this copy again, for threads that hand out parts."""
 
@@ -77,6 +76,27 @@ class SplitGroups:
     def part(self) -> int:
         """The number of this worker's part."""
         return self.copy.rank
+
+
+def measured_link(group: PeerGroup) -> LinkCost:
+    """Measure a message from one worker to another: half a round trip between the first two.
+
+    All workers of the group call it; all but these two get 0.
+    """
+    times_s = []
+    for num_bytes, num_calls in _MEASURED_MESSAGES:
+        buffer = torch.zeros(num_bytes, dtype=torch.uint8)
+        means_s = []
+        for _ in range(1 + _NUM_MEANS if group.rank < 2 else 0):
+            start_s = time.perf_counter()
+            for call in range(2 * num_calls):
+                begin = group.begin_send if group.rank == call % 2 else group.begin_receive
+                begin(buffer, 1 - group.rank, 0).wait()
+            means_s.append((time.perf_counter() - start_s) / (2 * num_calls))
+        times_s.append(statistics.median(means_s[1:] or [0.0]))
+    (small, _), (large, _) = _MEASURED_MESSAGES
+    slope = max(0.0, times_s[1] - times_s[0]) / (large - small)
+    return LinkCost(latency_s=times_s[0], s_per_byte=slope)
 
 
 def tell_all(group: MemberGroup, value: Any) -> list[Any]:

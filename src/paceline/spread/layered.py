@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
+from ..exchange.group import PeerGroup
 from ..plan import format_bytes
 from ..replica.absent import forget
 from ..splits.channels import find_pairs
@@ -33,7 +34,7 @@ from .borders import Inputs, find_borders, leaves_of
 from .chunks import Chunk, TensorShape, Values
 from .columns import LayerPair, PassRandom, can_divide, divide, pair_of
 from .cut import FEW, ModelCut, followed, refuse_other_results
-from .group import PeerGroup, SplitGroups, tell_all
+from .group import SplitGroups, tell_all
 from .meeting import Intent, PartTask
 from .model import PipelinedModel
 from .modes import modes_kept

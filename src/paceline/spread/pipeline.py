@@ -22,11 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..exchange.group import Pending
+from ..exchange.group import PeerGroup, Pending
 from ..splits.late_weights import LateWeights
 from .borders import leaves_of
 from .chunks import Chunk, TensorShape, Values
-from .group import PeerGroup
 
 INPUT, TARGET, LOSS, _OUTPUT, _OUTPUT_GRAD, _BORDERS = range(6)
 """Tags of messages, so that messages of one kind between two workers do not wait for another kind.

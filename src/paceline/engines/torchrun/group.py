@@ -34,11 +34,11 @@ from torch import Tensor
 
 from ...collectives import parse
 from ...errors import LinkError
-from ...exchange.group import Made, Messages, Parcel, Pending, TorchGroup, plain
+from ...exchange.group import Made, Parcel, PeerGroup, Pending, TorchGroup, plain
+from ...exchange.mapped import mapped
 from ...exchange.scheduled import ScheduledCollective
-from ...spread.group import PeerGroup
+from ...exchange.symmetric_memory import SymmetricGroup
 from .place import MeetingPlace
-from .symmetric_memory import SymmetricGroup
 from .world import RankOfWorld
 
 _MEET_S = 30.0
@@ -82,7 +82,7 @@ class RankGroup(TorchGroup):
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self._place, self._rank, self._lost = place, rank, lost
-        self._note, self._is_over = note, is_over
+        self._note, self._is_over, self._is_near = note, is_over, is_near
         self.rank, self.size = rank.rank, rank.size
         self._store = place.client("gloo")
         try:
@@ -117,6 +117,10 @@ class RankGroup(TorchGroup):
     def in_shared_memory(self) -> SymmetricGroup:
         """Return the same ranks, whose sums are made in memory that all map."""
         return SymmetricGroup(self, self._note, self._check)
+
+    def near(self, part: PeerGroup) -> PeerGroup:
+        """Return these ranks as a group that maps memory, if all ranks are on one machine."""
+        return mapped(part, self._check) if self._is_near else part
 
     def _check(self) -> None:
         if self._is_over():
@@ -275,7 +279,7 @@ def _own_address() -> str:
     return str(infos[0][4][0])
 
 
-class RankPart(TorchGroup, PeerGroup):
+class RankPart(TorchGroup):
     """A group of some of the ranks, numbered from 0; a death in it is one in the whole group.
 
     Args:
@@ -295,12 +299,6 @@ class RankPart(TorchGroup, PeerGroup):
             self._store, self.rank, self.size, datetime.timedelta(seconds=_MEET_S)
         )
         self._gloo._set_default_timeout(_LONGEST)
-
-    def begin_send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
-        return self._watched(Messages([self._gloo.send([plain(tensor)], peer, tag)], self.patience))
-
-    def begin_receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
-        return self._watched(Messages([self._gloo.recv([plain(tensor)], peer, tag)], self.patience))
 
     def _of(self, tensor: Tensor) -> Any:
         return self._gloo

@@ -37,6 +37,7 @@ from ...exchange import Route
 from ...exchange.averaging import Averaging
 from ...exchange.base import ScriptHooks
 from ...exchange.compressed import CompressedGradient
+from ...exchange.mapped import address_of
 from ...exchange.model_copy import ModelCopy
 from ...exchange.priced import price_between
 from ...exchange.rounds import Barrier
@@ -69,7 +70,6 @@ from .post import (
     RunOver,
     StoreChannel,
 )
-from .symmetric_memory import address_of
 from .world import RankOfWorld, boot_of_machine, environment_anew
 
 ANEW = -1
@@ -180,7 +180,7 @@ class RankLife:
             averaging=partial(_averaging, group),
         )  # fmt: skip
         self._exchange.ranks = Ranks(
-            everyone=group, part=partial(RankPart, group, self.place),
+            everyone=group, part=partial(RankPart, group, self.place), near=group.near,
             words=partial(self.place.client, "asks"), share=group.begin_to_share,
         )  # fmt: skip
         if not context.dry_run:  # no other rank takes part in a dry run

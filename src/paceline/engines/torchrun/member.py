@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]  # not in its stubs
 
 from ...exchange.base import Clock
-from ...exchange.group import Pending
+from ...exchange.group import PeerGroup, Pending
 from ...exchange.rounds import Barrier, Line
 from ...store.control import (
     ALARM,
@@ -115,6 +115,7 @@ class RankCarrier:
         self.arena = SharedMemory.create()
         """On rank 0 the controller sets its size, and writes checkpoints from it."""
         self._group, self._seat = group, seat
+        self._near = group.near(group)
         control = RankControl(self.page, num_seats, words)
         control.carrier = self
         self.control: Control = control
@@ -130,7 +131,7 @@ class RankCarrier:
 
     def barrier(self, seat: int, clock: Clock) -> Barrier:
         """Return the barrier at which all lines are gathered."""
-        return GatheredLines(self.control, seat, clock, self._group, self)
+        return GatheredLines(self.control, seat, clock, self._near, self)
 
     def present(self, seat: int) -> memoryview:
         """Return which gradients this seat's push has; empty before there is a store."""
@@ -176,7 +177,7 @@ class GatheredLines(Barrier):
     take_along: Callable[[Tensor, Tensor], bool] | None = None
 
     def __init__(
-        self, control: Control, seat: int, clock: Clock, group: RankGroup, carrier: RankCarrier
+        self, control: Control, seat: int, clock: Clock, group: PeerGroup, carrier: RankCarrier
     ) -> None:
         super().__init__(control, seat, clock)
         self._group, self._carrier = group, carrier

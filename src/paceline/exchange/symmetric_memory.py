@@ -11,12 +11,11 @@ cache in between; no socket, no thread. A rank adds what all have begun whenever
 sum or waits for one, and not in between: a sum is complete only once every rank waits for it, or
 has begun a later one. One rank computes each number, so all have the same bits.
 
-Each rank makes an anonymous memory of the same size; the others open it under /proc, where the
-kernel lets processes of one user and container do so. Source of the layout: NVSHMEM's symmetric
-memory, which PyTorch has for GPUs. This module must not know what is summed, or why.
+Each rank makes an anonymous memory of the same size, which the others map (`mapped.map_all`).
+Source of the layout: NVSHMEM's symmetric memory, which PyTorch has for GPUs. This module must not
+know what is summed, or why.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -24,9 +23,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ...exchange.group import Made, MemberGroup, Pending, plain
-from ...store.memory import LINE_BYTES, SharedMemory, Words
-from ...store.sums import CHUNK_BYTES
+from ..store.memory import LINE_BYTES, SharedMemory, Words
+from ..store.sums import CHUNK_BYTES
+from .group import Made, MemberGroup, Pending, plain
+from .mapped import map_all
 
 _READY, _DONE = 0, 8
 """Words, on lines of their own."""
@@ -148,33 +148,14 @@ class SymmetricGroup(MemberGroup):
 
     def zeros(self, num_bytes: int) -> Tensor:
         own = SharedMemory.create(_HEADER_BYTES + -(-num_bytes // LINE_BYTES) * LINE_BYTES)
-        memory, refusal = None, ""
-        try:
-            memory = SymmetricMemory(self._map_all(own), self.rank, num_bytes, self._check)
-        except OSError as error:
-            refusal = f"worker {self.rank} cannot map another worker's memory ({error})"
-        failed = torch.tensor([int(memory is None)])
-        self._below.all_reduce(failed).wait()  # until then all keep their own one open
-        own.close_descriptor()  # the mappings stay
-        if memory is not None and not failed.item():
+        memories, refusal = map_all(own, self._below)
+        if memories is not None:
+            memory = SymmetricMemory(memories, self.rank, num_bytes, self._check)
             self._memory.append(memory)
             return memory.own
         if refusal:
             self._note(f"{refusal}: gradients are sent by torch.distributed, which takes longer")
         return super().zeros(num_bytes)
-
-    def _map_all(self, own: SharedMemory) -> list[SharedMemory]:
-        """Map all ranks' memories, by rank; OSError: this rank may not."""
-        rows = torch.empty(4 * self.size, dtype=torch.int64)
-        self._below.all_gather(torch.tensor(address_of(own)), rows).wait()
-        memories = []
-        for rank, address in enumerate(rows.view(-1, 4).tolist()):
-            memory = own if rank == self.rank else SharedMemory(open_at(*address))
-            _ = memory.buffer  # maps it
-            if rank != self.rank:
-                memory.close_descriptor()
-            memories.append(memory)
-        return memories
 
     def all_reduce(
         self, tensor: Tensor, *, is_maximum: bool = False, at_once: bool = False
@@ -189,19 +170,3 @@ class SymmetricGroup(MemberGroup):
 
     def all_to_all(self, mine: Tensor, out: Tensor) -> Pending:
         return self._below.all_to_all(mine, out)
-
-
-def address_of(memory: SharedMemory) -> tuple[int, ...]:
-    """Return where another process of this user can open it, for `open_at`."""
-    status = os.fstat(memory.fd)
-    return os.getpid(), memory.fd, status.st_dev, status.st_ino
-
-
-def open_at(pid: int, number: int, device: int, inode: int) -> int:
-    """Return a descriptor of another process's memory; OSError: this one may not open it."""
-    fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
-    status = os.fstat(fd)
-    if (status.st_dev, status.st_ino) != (device, inode):  # a process in another container
-        os.close(fd)
-        raise OSError(f"process {pid} has another file there")
-    return fd

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.engines.torchrun import symmetric_memory
 from paceline.engines.torchrun.post import Hello
-from paceline.engines.torchrun.symmetric_memory import SymmetricGroup, address_of
+from paceline.exchange import mapped
+from paceline.exchange.mapped import address_of
+from paceline.exchange.symmetric_memory import SymmetricGroup
 from paceline.launch.ranks import _why_unmapped
 from paceline.store.memory import SharedMemory
 from paceline.store.sums import CHUNK_BYTES
@@ -121,7 +122,7 @@ def test_no_descriptor_stays_open() -> None:
 def test_all_send_messages_if_one_may_not_map_anothers_memory(
     monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    real_open, calls, said = symmetric_memory.open_at, list[int](), list[str]()
+    real_open, calls, said = mapped.open_at, list[int](), list[str]()
 
     def open_once(pid: int, number: int, device: int, inode: int) -> int:
         calls.append(number)
@@ -131,7 +132,7 @@ def test_all_send_messages_if_one_may_not_map_anothers_memory(
             return real_open(pid, number, device, 0)
         raise PermissionError(13, refused)
 
-    monkeypatch.setattr(symmetric_memory, "open_at", open_once)
+    monkeypatch.setattr(mapped, "open_at", open_once)
 
     def work(ranks: Any) -> list[float]:
         group = SymmetricGroup(ranks.everyone, said.append, lambda: None)
