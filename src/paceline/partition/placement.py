@@ -231,7 +231,7 @@ def pipeline_step(
         pipeline.num_workers, pipeline.micro_batches, pipeline.parts_each
     )
     times = [stage_times(cut) for cut in each]
-    if any(part.late_s for part in placement.parts):
+    if any(part.late_s or part.first_s for part in placement.parts):
         actions = with_weights(actions)
     return run_schedule(actions, stage_times(placement), cores, times)
 
@@ -242,7 +242,7 @@ def stage_times(placement: Placement) -> list[StageTimes]:
         StageTimes(
             part.forward_s + part.border_forward_s,
             part.backward_s + part.border_backward_s,
-            part.late_s * placement.micro_batches,
+            part.late_s * placement.micro_batches + part.first_s,
         )
         for part in placement.parts
     ]

@@ -334,7 +334,6 @@ def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -
         part.update_s + _PASSES * part.parameter_bytes * costs.moved_s_per_byte for part in parts
     ]
     step_s = cut.seconds + costs.by_memory(memory_s * replicas)
-    step_s += costs.by_cores([part.first_s for part in parts] * replicas)
     step_s += _meetings_s(costs) + _fresh_s(costs, max(sizes)) + _script_s(costs)
     sent = [_sent_bytes(placement, number) * cut.micro_batches for number in range(num_parts)]
     if replicas > 1:

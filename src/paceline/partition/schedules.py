@@ -49,8 +49,8 @@ class PipelineAction(NamedTuple):
     """A rank computes a stage on a micro-batch.
 
     Attributes:
-        kind: `FORWARD`, `BACKWARD`, or `WEIGHTS`: late gradients of all micro-batches at once, for
-            which no other rank waits (`with_weights`).
+        kind: `FORWARD`, `BACKWARD`, or `WEIGHTS`: late gradients of all micro-batches at once, and
+            memory for them, for which no other rank waits (`with_weights`).
     """
 
     rank: int
@@ -203,7 +203,8 @@ class StageTimes(NamedTuple):
 
     Attributes:
         forward_s, backward_s: with a micro-batch, its messages included.
-        weights_s: at the end of an update, with the late gradients of all micro-batches.
+        weights_s: once per update, for which no other rank waits: the late gradients of all
+            micro-batches, and memory for gradients.
     """
 
     forward_s: float

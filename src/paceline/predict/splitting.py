@@ -76,7 +76,7 @@ def _row(costs: SplitCosts, name: str, cut: Placement) -> CutRow:
         placement=cut,
         run=pipeline_step(cut, pipeline, cores),
         other=pipeline_step(cut, pipeline, cores, other),
-        update_s=max(part.update_s + part.first_s for part in cut.parts) * costs.sharing,
+        update_s=max(part.update_s for part in cut.parts) * costs.sharing,
         fits=is_allowed(cut, pipeline),
     )
 

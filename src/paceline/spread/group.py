@@ -36,8 +36,8 @@ class Ranks:
     Attributes:
         everyone: the group of all workers, by their seats.
         part: makes a group of some workers under a unique name; each of them must call it.
-        near: makes the processes of a group map each other's memory, if all are on one machine; each
-            of them must call it.
+        near: makes the processes of a group map each other's memory, if all are on one machine;
+            each of them must call it.
         words: opens a connection for short requests to any worker.
         share: begins to broadcast the first worker's bytes to all.
     """
