@@ -33,7 +33,7 @@ full-sync and local-sgd, on this machine and under torchrun (there during the ba
 `native` is torch.distributed's own all-reduce (sums of at most 1 MiB that ranks of one machine wait
 for go along a tree, which wakes fewer threads), `shared` the memory that workers of a machine
 share: each adds up its part of the gradients for all. Under torchrun ranks map each other's memory
-for that (`exchange/symmetric_memory.py`), if they are on one machine, in one container and
+for that (`engines/torchrun/symmetric_memory.py`), if they are on one machine, in one container and
 of one user. After a death workers of `paceline launch` go on in it; a schedule cannot be repaired.
 All members get the same bits with each collective, but not the same as with another one, since the
 order of the sums differs.

@@ -24,11 +24,11 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # no stub
 from ..collectives import parse
 from ..collectives.host import Curve, HostCost, RoundOfKind, kinds_of
 from ..collectives.transfers import Action, Operation
+from ..engines.torchrun.symmetric_memory import SymmetricGroup
 from ..errors import WorkerError
 from ..exchange import SHARED
 from ..exchange.group import MemberGroup, TorchGroup
 from ..exchange.scheduled import ScheduledCollective, along
-from ..exchange.symmetric_memory import SymmetricGroup
 from ..plan import format_bytes
 from .apart import Answer, Apart
 from .clock import elapsed_s

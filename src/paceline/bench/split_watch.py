@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.arrays import Splits
+from ..exchange.mapped import MappedGroup
 from ..system.pages import give_back_freed
 from ..workloads import load_task
 from ..workloads.base import Task
@@ -92,15 +93,17 @@ class ProcessWatch:
 
 
 def _written_bytes() -> int:
-    """Return the bytes that this process wrote to sockets and files (proc(5), ``wchar``).
+    """Return the bytes that this process wrote to sockets and files (proc(5), ``wchar``), and those
+    that it sent through mapped memory.
 
-    Without /proc/self/io it is 0.
+    Without /proc/self/io it is only the latter.
     """
     try:
         rows = Path("/proc/self/io").read_text().splitlines()
     except OSError:
-        return 0
-    return next(int(row.split()[1]) for row in rows if row.startswith("wchar"))
+        return MappedGroup.sent_bytes
+    written = next(int(row.split()[1]) for row in rows if row.startswith("wchar"))
+    return written + MappedGroup.sent_bytes
 
 
 def read_watches(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:

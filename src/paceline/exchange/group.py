@@ -6,8 +6,8 @@
     torch        torch.distributed's own, NCCL or gloo
     scheduled    a sum along a schedule of `collectives/` (scheduled.py)
     ranks        torch's own on groups of the torchrun engine (engines/torchrun/group.py)
-    symmetric    a sum in memory that processes of one machine map (symmetric_memory.py)
-    mapped       messages and small collectives in such memory (mapped.py)
+    mapped       messages and small collectives in memory that processes of one machine map
+    symmetric    sums in such memory (engines/torchrun/symmetric_memory.py)
 
 All members begin the same operations in the same order, and wait for them. An operation may go on
 only while its members begin others or wait, so none may wait for anything else meanwhile. The

@@ -12,7 +12,8 @@ are enough: who begins a round has seen all others begin the one before, so they
 before that. Tensors of other devices, large collectives, and messages for which there is no room go
 by the group below; a line says so, so the order of messages stays. Source of the lines: the rings
 of MPI's transports in shared memory (D. Buntinas, G. Mercier, W. Gropp, "Design and Evaluation of
-Nemesis", CCGrid 2006). This module must not know what is sent.
+Nemesis", CCGrid 2006). Above 300 lines, since a message's way out and in is read together. This
+module must not know what is sent.
 """
 
 import os
@@ -130,11 +131,16 @@ class _Block(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """A message of a peer, as its line describes it."""
+    """A message of a peer, as its line describes it.
+
+    Attributes:
+        copy: its bytes, if its line had to be freed before anybody asked for it.
+    """
 
     state: int
     size: int
     place: int
+    copy: Tensor | None = None
 
 
 class _Room:
@@ -161,11 +167,16 @@ class _Room:
 class MappedGroup(PeerGroup):
     """Members of one machine that map each other's memory; one thread of each uses it.
 
+    Attributes:
+        sent_bytes: bytes that this process has sent so, in all its groups.
+
     Args:
         below: the same members, for what does not go through the memory.
         memories: by rank, see `mapped`.
         check: called now and then while this process waits; raises if no other will come.
     """
+
+    sent_bytes = 0
 
     def __init__(
         self, below: PeerGroup, memories: Sequence[SharedMemory], check: Callable[[], None]
@@ -215,6 +226,7 @@ class MappedGroup(PeerGroup):
     def _gather(self, mine: Tensor, out: Tensor) -> None:
         """Gather a small ``(n,)`` tensor of each member into ``(size * n,)``."""
         self._num_rounds += 1
+        MappedGroup.sent_bytes += mine.nbytes
         slots = self._slots[self._num_rounds % _NUM_SLOTS]
         slots[self.rank][: mine.nbytes].view(mine.dtype).copy_(mine)
         self._words[self.rank].set_and_wake(_ROUND, self._num_rounds)
@@ -234,6 +246,7 @@ class MappedGroup(PeerGroup):
             pending = self._below.begin_send(tensor, peer, tag)
         else:
             self._lent[state] = block
+            MappedGroup.sent_bytes += tensor.nbytes
             _bytes_at(self._rooms[self.rank], block.place, tensor).copy_(plain(tensor).view(-1))
         words[state + _TAG], words[state + _SIZE] = tag, tensor.nbytes
         words[state + _PLACE] = _BELOW if block is None else block.place
@@ -257,14 +270,13 @@ class MappedGroup(PeerGroup):
             self._check()
             for other in range(self.size):  # that peer may itself wait for a free line
                 self.take_messages(other)
+                self._set_aside(other)
         if (block := self._lent.pop(state, None)) is not None:
             self._room.give(block)
         return state
 
     def _block_for(self, tensor: Tensor) -> _Block | None:
         """Return a free block, if there is one for this tensor."""
-        if (block := self._room.take(tensor.nbytes)) is not None:
-            return block
         words = self._words[self.rank]
         for state in [state for state in self._lent if not words[state]]:
             self._room.give(self._lent.pop(state))
@@ -283,6 +295,17 @@ class MappedGroup(PeerGroup):
             else:
                 self._arrived[key].append(sent)
 
+    def _set_aside(self, peer: int) -> None:
+        """Free the lines of messages that a peer has sent and nobody has asked for."""
+        for (source, _), messages in self._arrived.items():
+            for number, sent in enumerate(messages):
+                if source == peer and sent.copy is None:
+                    copy = torch.empty(0, dtype=torch.uint8)
+                    if sent.place != _BELOW:
+                        copy = self._rooms[peer][sent.place : sent.place + sent.size].clone()
+                    messages[number] = sent._replace(copy=copy)
+                    self._words[peer][sent.state] = 0
+
     def _copy(self, sent: _Sent, receive: "_Receive", key: tuple[int, int]) -> None:
         peer, tag = key
         tensor = receive.tensor
@@ -294,9 +317,11 @@ class MappedGroup(PeerGroup):
         if sent.place == _BELOW:
             receive.pending = self._below.begin_receive(tensor, peer, tag)
         else:
-            plain(tensor).view(-1).copy_(_bytes_at(self._rooms[peer], sent.place, tensor))
+            room, place = (self._rooms[peer], sent.place) if sent.copy is None else (sent.copy, 0)
+            plain(tensor).view(-1).copy_(_bytes_at(room, place, tensor))
             receive.pending = Made()
-        self._words[peer][sent.state] = 0
+        if sent.copy is None:
+            self._words[peer][sent.state] = 0
 
     def await_messages(self, peer: int) -> None:
         """Wait until a peer has sent more messages than were taken, and take them."""

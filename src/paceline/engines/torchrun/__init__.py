@@ -16,7 +16,8 @@
              thread   a receive from rank K + 1, which fails when that rank dies
 
 Messages go through the ``TCPStore`` that torch's own process groups use for rendezvous, bytes
-through torch's own groups; on one machine gradients are summed in memory that all ranks map.
+through torch's own groups; on one machine gradients are summed, and lines and a split model's
+messages exchanged (exchange/mapped.py), in memory that all ranks map.
 ``world.py`` reads the rank from the environment, ``place.py`` reaches the store, ``life.py`` runs a
 process from ``connect`` to its end.
 

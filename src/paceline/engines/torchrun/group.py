@@ -37,8 +37,8 @@ from ...errors import LinkError
 from ...exchange.group import Made, Parcel, PeerGroup, Pending, TorchGroup, plain
 from ...exchange.mapped import mapped
 from ...exchange.scheduled import ScheduledCollective
-from ...exchange.symmetric_memory import SymmetricGroup
 from .place import MeetingPlace
+from .symmetric_memory import SymmetricGroup
 from .world import RankOfWorld
 
 _MEET_S = 30.0

@@ -23,10 +23,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..store.memory import LINE_BYTES, SharedMemory, Words
-from ..store.sums import CHUNK_BYTES
-from .group import Made, MemberGroup, Pending, plain
-from .mapped import map_all
+from ...exchange.group import Made, MemberGroup, Pending, plain
+from ...exchange.mapped import map_all
+from ...store.memory import LINE_BYTES, SharedMemory, Words
+from ...store.sums import CHUNK_BYTES
 
 _READY, _DONE = 0, 8
 """Words, on lines of their own."""

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from paceline.engines.torchrun.post import Hello
+from paceline.engines.torchrun.symmetric_memory import SymmetricGroup
 from paceline.exchange import mapped
 from paceline.exchange.mapped import address_of
-from paceline.exchange.symmetric_memory import SymmetricGroup
 from paceline.launch.ranks import _why_unmapped
 from paceline.store.memory import SharedMemory
 from paceline.store.sums import CHUNK_BYTES

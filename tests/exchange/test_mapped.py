@@ -1,0 +1,267 @@
+"""Messages and small collectives in mapped memory: by threads, in any order, of any size."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.errors import LinkError
+from paceline.exchange import mapped as module
+from paceline.exchange.group import PeerGroup
+from paceline.exchange.mapped import MappedGroup, mapped
+from paceline.store.memory import SharedMemory
+from threaded import in_threads
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.int64, torch.bool)
+
+
+def nothing() -> None:
+    """No other will be missed."""
+
+
+def in_groups(
+    size: int, work: Callable[[PeerGroup], Any], check: Callable[[], None] = nothing
+) -> list[Any]:
+    def run(group: PeerGroup) -> Any:
+        assert isinstance(group, MappedGroup)
+        return work(group)
+
+    return in_threads(
+        size, lambda ranks: run(mapped(ranks.part("mapped", range(size)), check)), is_near=False
+    )
+
+
+def numbers(rank: int, count: int, dtype: torch.dtype) -> Tensor:
+    return ((torch.arange(count) + rank) % 3).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [2, 3])
+def test_small_and_large_collectives_give_the_same(size: int, dtype: torch.dtype) -> None:
+    counts = (
+        1,
+        9,
+        2000,
+    )  # the last goes by the group below, where 2000 numbers have over 4096 bytes
+
+    def work(group: PeerGroup) -> list[tuple[Tensor, Tensor]]:
+        results = []
+        for count in counts:
+            out = torch.zeros(size * count, dtype=dtype)
+            group.all_gather(numbers(group.rank, count, dtype), out).wait()
+            total = numbers(group.rank, count, dtype)
+            if dtype is not torch.bool:
+                group.all_reduce(total).wait()
+            results.append((out, total))
+        return results
+
+    for results in in_groups(size, work):
+        for count, (out, total) in zip(counts, results, strict=True):
+            rows = [numbers(rank, count, dtype) for rank in range(size)]
+            assert torch.equal(out, torch.cat(rows))
+            if dtype is not torch.bool:
+                assert torch.equal(total, torch.stack(rows).sum(0).to(dtype))
+
+
+def test_the_largest_of_each_number() -> None:
+    def work(group: PeerGroup) -> list[int]:
+        flags = torch.tensor([group.rank, 1 - group.rank, 0], dtype=torch.uint8)
+        group.all_reduce(flags, is_maximum=True).wait()
+        return list(flags.tolist())
+
+    assert in_groups(2, work) == [[1, 1, 0]] * 2
+
+
+def test_rounds_of_fast_and_slow_members_do_not_mix() -> None:
+    def work(group: PeerGroup) -> list[list[int]]:
+        rounds, out = [], torch.zeros(3, dtype=torch.int64)
+        for number in range(300):
+            if number % 3 == group.rank:  # each is late in turn
+                threading.Event().wait(1e-4)
+            group.all_gather(torch.tensor([10 * number + group.rank]), out).wait()
+            rounds.append(out.tolist())
+        return rounds
+
+    expected = [[10 * number + rank for rank in range(3)] for number in range(300)]
+    assert in_groups(3, work) == [expected] * 3
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_messages_of_a_tag_arrive_in_order_and_tags_in_any(dtype: torch.dtype) -> None:
+    shapes = [(), (3,), (0,), (2, 5), (700,)]
+
+    def tensor_of(tag: int, number: int) -> Tensor:
+        shape = shapes[number % len(shapes)]
+        count = torch.Size(shape).numel()
+        return numbers(tag + number, count, dtype).reshape(shape)
+
+    def work(group: PeerGroup) -> list[Tensor]:
+        peer = 1 - group.rank
+        sent = [
+            group.begin_send(tensor_of(tag, number), peer, tag)
+            for number in range(10) for tag in (4, 7)
+        ]  # fmt: skip
+        received = []
+        for tag in (7, 4):
+            buffers = [torch.zeros_like(tensor_of(tag, number)) for number in range(10)]
+            pending = [group.begin_receive(buffer, peer, tag) for buffer in buffers]
+            for one in reversed(pending):
+                one.wait()
+            received += buffers
+        for one in sent:
+            one.wait()
+        return received
+
+    expected = [tensor_of(tag, number) for tag in (7, 4) for number in range(10)]
+    for received in in_groups(2, work):
+        for buffer, wanted in zip(received, expected, strict=True):
+            assert torch.equal(buffer, wanted)
+
+
+def test_more_messages_than_lines_before_any_is_received() -> None:
+    """Both are at full lines at once: what nobody has asked for yet is set aside."""
+    count = 3 * module._NUM_LINES
+
+    def work(group: PeerGroup) -> list[int]:
+        peer = 1 - group.rank
+        for number in range(count):
+            group.begin_send(torch.tensor([number]), peer, 2).wait()
+        buffers = [torch.zeros(1, dtype=torch.int64) for _ in range(count)]
+        for buffer in buffers:
+            group.begin_receive(buffer, peer, 2).wait()
+        return [int(buffer) for buffer in buffers]
+
+    assert in_groups(2, work) == [list(range(count))] * 2
+
+
+@pytest.mark.parametrize("room_bytes", [0, 1024])
+def test_messages_without_room_go_by_the_group_below_in_order(
+    room_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_ROOM_BYTES", room_bytes)
+    sizes = (10, 400, 3, 50_000, 10, 256, 256, 256)
+
+    def work(group: PeerGroup) -> list[Tensor]:
+        peer, buffers = 1 - group.rank, [torch.zeros(size) for size in sizes]
+        pending = [group.begin_receive(buffer, peer, 3) for buffer in buffers]
+        sent = [group.begin_send(torch.full((size,), float(size + group.rank)), peer, 3)
+                for size in sizes]  # fmt: skip
+        for one in (*pending, *sent):
+            one.wait()
+        return buffers
+
+    for rank, buffers in enumerate(in_groups(2, work)):
+        for size, buffer in zip(sizes, buffers, strict=True):
+            assert torch.equal(buffer, torch.full((size,), float(size + 1 - rank)))
+
+
+def test_the_room_is_used_again() -> None:
+    def work(group: PeerGroup) -> int:
+        assert isinstance(group, MappedGroup)
+        peer, buffer = 1 - group.rank, torch.zeros(5000)
+        for _ in range(30):
+            group.begin_send(torch.ones(5000), peer, 0).wait()
+            group.begin_receive(buffer, peer, 0).wait()
+        return group._room._end
+
+    most = 4 * 32768  # a message is a block of 32 KiB, and few are on their way at a time
+    assert all(end <= most for end in in_groups(2, work))
+
+
+def test_what_was_sent_is_counted() -> None:
+    def work(group: PeerGroup) -> None:
+        pending = group.begin_receive(buffer := torch.zeros(1000), 1 - group.rank, 0)
+        group.begin_send(torch.ones(1000), 1 - group.rank, 0).wait()
+        pending.wait()
+        group.all_gather(buffer[:2].clone(), torch.zeros(4)).wait()
+
+    before = MappedGroup.sent_bytes
+    in_groups(2, work)
+    assert MappedGroup.sent_bytes - before == 2 * (4000 + 8)
+
+
+def test_a_message_of_another_size_is_an_error() -> None:
+    def work(group: PeerGroup) -> str:
+        group.begin_send(torch.ones(3), 1 - group.rank, 5).wait()
+        try:
+            group.begin_receive(torch.zeros(4), 1 - group.rank, 5).wait()
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    texts = in_groups(2, work)
+    assert texts[0] == "worker 1 sent 12 bytes where 16 are expected (tag 5)"
+
+
+def test_who_waits_looks_whether_others_will_come() -> None:
+    is_over = threading.Event()
+
+    def check() -> None:
+        if is_over.is_set():
+            raise LinkError("the run has ended")
+
+    def work(group: PeerGroup) -> str:
+        if group.rank == 1:
+            is_over.set()
+            return ""
+        waits = (
+            lambda: group.all_gather(torch.ones(1), torch.zeros(2)),
+            lambda: group.begin_receive(torch.zeros(1), 1, 0).wait(),
+        )
+        for wait in waits:
+            with pytest.raises(LinkError, match="the run has ended"):
+                wait()
+        return "seen"
+
+    assert in_groups(2, work, check)[0] == "seen"
+
+
+def test_where_one_may_not_map_all_stay_with_the_group_below(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real_open, calls = module.open_at, list[int]()
+
+    def open_once(*address: int) -> int:
+        calls.append(1)
+        if len(calls) > 1:
+            raise PermissionError(1, "not permitted")
+        return real_open(*address)
+
+    monkeypatch.setattr(module, "open_at", open_once)
+
+    def work(group: PeerGroup) -> bool:
+        out = torch.zeros(2)
+        group.all_gather(torch.tensor([float(group.rank)]), out).wait()
+        assert out.tolist() == [0.0, 1.0]
+        return isinstance(group, MappedGroup)
+
+    results = in_threads(
+        2, lambda ranks: work(mapped(ranks.part("mapped", range(2)), nothing)), is_near=False
+    )
+    assert results == [False, False]
+
+
+def test_a_machine_with_little_memory_has_no_room_for_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = SharedMemory.create.__func__  # type: ignore[attr-defined]  # of the class method
+
+    def create(cls: type[SharedMemory], num_bytes: int = 0) -> SharedMemory:
+        if num_bytes > module._room_start(2):
+            raise LinkError("shared memory: too little")
+        memory: SharedMemory = real(cls, num_bytes)
+        return memory
+
+    monkeypatch.setattr(SharedMemory, "create", classmethod(create))
+
+    def work(group: PeerGroup) -> float:
+        pending = group.begin_receive(buffer := torch.zeros(100), 1 - group.rank, 0)
+        sent = group.begin_send(torch.ones(100), 1 - group.rank, 0)
+        pending.wait()
+        sent.wait()
+        return float(buffer.sum())
+
+    assert in_groups(2, work) == [100.0, 100.0]
