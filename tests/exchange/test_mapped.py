@@ -1,14 +1,17 @@
 """Messages and small collectives in mapped memory: by threads, in any order, of any size."""
 
+import gc
+import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from paceline.errors import LinkError
+from paceline.errors import LinkError, ProtocolError
 from paceline.exchange import mapped as module
 from paceline.exchange.group import PeerGroup
 from paceline.exchange.mapped import MappedGroup, mapped
@@ -25,8 +28,11 @@ def nothing() -> None:
 def in_groups(
     size: int, work: Callable[[PeerGroup], Any], check: Callable[[], None] = nothing
 ) -> list[Any]:
+    groups = list[PeerGroup]()
+
     def run(group: PeerGroup) -> Any:
         assert isinstance(group, MappedGroup)
+        groups.append(group)  # others may still map its rooms when it is done
         return work(group)
 
     return in_threads(
@@ -137,38 +143,117 @@ def test_more_messages_than_lines_before_any_is_received() -> None:
     assert in_groups(2, work) == [list(range(count))] * 2
 
 
-@pytest.mark.parametrize("room_bytes", [0, 1024])
-def test_messages_without_room_go_by_the_group_below_in_order(
-    room_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_MOST_ROOM_BYTES", room_bytes)
-    sizes = (10, 400, 3, 50_000, 10, 256, 256, 256)
+def test_three_members_with_full_lines_wait_for_each_other_in_a_ring() -> None:
+    count = module._NUM_LINES + 44
 
-    def work(group: PeerGroup) -> list[Tensor]:
-        peer, buffers = 1 - group.rank, [torch.zeros(size) for size in sizes]
-        pending = [group.begin_receive(buffer, peer, 3) for buffer in buffers]
-        sent = [group.begin_send(torch.full((size,), float(size + group.rank)), peer, 3)
-                for size in sizes]  # fmt: skip
-        for one in (*pending, *sent):
+    def work(group: PeerGroup) -> float:
+        buffers = [torch.zeros(1) for _ in range(count)]
+        last = torch.zeros(1)
+        if group.rank == 0:
+            for _ in range(count):
+                group.begin_send(torch.ones(1), 1, 0)
+            group.begin_send(torch.ones(1), 2, 0)
+        elif group.rank == 1:
+            group.begin_receive(last, 2, 0).wait()
+            for buffer in buffers:
+                group.begin_receive(buffer, 0, 0).wait()
+        else:
+            group.begin_receive(last, 0, 0).wait()
+            group.begin_send(torch.ones(1), 1, 0)
+        return float(sum(map(float, buffers)) + last)
+
+    assert in_groups(3, work) == [0.0, count + 1.0, 1.0]
+
+
+def test_full_lines_and_then_a_collective() -> None:
+    count = module._NUM_LINES + 44
+
+    def work(group: PeerGroup) -> float:
+        total, buffers = torch.ones(1), [torch.zeros(1) for _ in range(count)]
+        pending = [group.begin_receive(buffer, 0, 0) for buffer in buffers if group.rank]
+        for _ in range(0 if group.rank else count):
+            group.begin_send(torch.ones(1), 1, 0)
+        group.all_reduce(total).wait()
+        for one in pending:
             one.wait()
-        return buffers
+        return float(sum(map(float, buffers)) + total)
 
-    for rank, buffers in enumerate(in_groups(2, work)):
-        for size, buffer in zip(sizes, buffers, strict=True):
-            assert torch.equal(buffer, torch.full((size,), float(size + 1 - rank)))
+    assert in_groups(2, work) == [2.0, count + 2.0]
 
 
-def test_the_room_is_used_again() -> None:
-    def work(group: PeerGroup) -> int:
+def test_both_wait_until_large_messages_are_sent_before_they_receive() -> None:
+    """A message of any size is sent when it begins: here none needs the other's receive."""
+    sizes = (10, 3_000_000, 7, 2_000_000)
+
+    def work(group: PeerGroup) -> list[float]:
+        peer, buffers = 1 - group.rank, [torch.zeros(size) for size in sizes]
+        for size in sizes:
+            group.begin_send(torch.full((size,), float(size + group.rank)), peer, 3).wait()
+        for buffer in buffers:
+            group.begin_receive(buffer, peer, 3).wait()
+        return [float(buffer.mean(dtype=torch.float64)) for buffer in buffers]
+
+    assert in_groups(2, work) == [[size + 1.0 for size in sizes], [float(size) for size in sizes]]
+
+
+def test_messages_and_collectives_of_the_group_below_do_not_mix() -> None:
+    """Large gathers go below by messages of their own, whose tag a caller may use, too."""
+
+    def work(group: PeerGroup) -> list[float]:
+        buffer, out = torch.zeros(8192), torch.zeros(16384)
+        pending = group.begin_receive(buffer, 1 - group.rank, 1)
+        group.begin_send(torch.full((8192,), 7.0), 1 - group.rank, 1)
+        group.all_gather(torch.full((8192,), 10.0 + group.rank), out).wait()
+        pending.wait()
+        return [float(buffer.mean()), float(out[:8192].mean()), float(out[8192:].mean())]
+
+    assert in_groups(2, work) == [[7.0, 10.0, 11.0]] * 2
+
+
+def test_rooms_are_used_again() -> None:
+    def work(group: PeerGroup) -> tuple[int, int]:
         assert isinstance(group, MappedGroup)
         peer, buffer = 1 - group.rank, torch.zeros(5000)
         for _ in range(30):
             group.begin_send(torch.ones(5000), peer, 0).wait()
             group.begin_receive(buffer, peer, 0).wait()
-        return group._room._end
+        return len(group._own_rooms.tensors), group._own_rooms._end
 
     most = 4 * 32768  # a message is a block of 32 KiB, and few are on their way at a time
-    assert all(end <= most for end in in_groups(2, work))
+    assert all(rooms == 1 and end <= most for rooms, end in in_groups(2, work))
+
+
+def test_descriptors_are_closed_with_the_group() -> None:
+    own = Path("/proc/self/fd")
+
+    def memories() -> int:
+        return sum(
+            "memfd:paceline" in os.readlink(one) for one in own.iterdir() if one.is_symlink()
+        )
+
+    def work(group: PeerGroup) -> None:
+        pending = group.begin_receive(buffer := torch.zeros(1000), 1 - group.rank, 0)
+        group.begin_send(torch.ones(1000), 1 - group.rank, 0)
+        pending.wait()
+        assert buffer.sum() == 1000
+
+    gc.collect()  # groups of earlier tests
+    before = memories()
+    in_groups(2, work)
+    gc.collect()
+    assert memories() == before
+
+
+def test_tensors_that_require_gradients_are_received_and_summed() -> None:
+    def work(group: PeerGroup) -> list[float]:
+        buffer = torch.zeros(2, requires_grad=True)
+        pending = group.begin_receive(buffer, 1 - group.rank, 0)
+        group.begin_send(torch.ones(2, requires_grad=True), 1 - group.rank, 0)
+        pending.wait()
+        group.all_reduce(buffer).wait()
+        return list(buffer.tolist())
+
+    assert in_groups(2, work) == [[2.0, 2.0]] * 2
 
 
 def test_what_was_sent_is_counted() -> None:
@@ -188,12 +273,12 @@ def test_a_message_of_another_size_is_an_error() -> None:
         group.begin_send(torch.ones(3), 1 - group.rank, 5).wait()
         try:
             group.begin_receive(torch.zeros(4), 1 - group.rank, 5).wait()
-        except RuntimeError as error:
+        except ProtocolError as error:
             return str(error)
         return ""
 
     texts = in_groups(2, work)
-    assert texts[0] == "worker 1 sent 12 bytes where 16 are expected (tag 5)"
+    assert texts[0] == "member 1 sent 12 bytes where 16 are expected (tag 5)"
 
 
 def test_who_waits_looks_whether_others_will_come() -> None:
@@ -244,24 +329,18 @@ def test_where_one_may_not_map_all_stay_with_the_group_below(
     assert results == [False, False]
 
 
-def test_a_machine_with_little_memory_has_no_room_for_messages(
+def test_a_machine_with_too_little_memory_for_a_message_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = SharedMemory.create.__func__  # type: ignore[attr-defined]  # of the class method
+    def work(group: PeerGroup) -> str:
+        monkeypatch.setattr(module.SharedMemory, "create", refuse)
+        try:
+            group.begin_send(torch.ones(3_000_000), 1 - group.rank, 0)
+        except LinkError as error:
+            return str(error)
+        return ""
 
-    def create(cls: type[SharedMemory], num_bytes: int = 0) -> SharedMemory:
-        if num_bytes > module._room_start(2):
-            raise LinkError("shared memory: too little")
-        memory: SharedMemory = real(cls, num_bytes)
-        return memory
+    def refuse(num_bytes: int) -> SharedMemory:
+        raise LinkError(f"shared memory: {num_bytes} bytes are needed")
 
-    monkeypatch.setattr(SharedMemory, "create", classmethod(create))
-
-    def work(group: PeerGroup) -> float:
-        pending = group.begin_receive(buffer := torch.zeros(100), 1 - group.rank, 0)
-        sent = group.begin_send(torch.ones(100), 1 - group.rank, 0)
-        pending.wait()
-        sent.wait()
-        return float(buffer.sum())
-
-    assert in_groups(2, work) == [100.0, 100.0]
+    assert in_groups(2, work) == ["shared memory: 16777216 bytes are needed"] * 2

@@ -1,5 +1,7 @@
 """Prices of all splits, and the advice."""
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.collectives.base import LinkCost
@@ -168,6 +170,30 @@ def test_newly_allocated_memory_costs_time_unless_kept() -> None:
     assert prices["data"].step_s == pytest.approx(0.0, abs=1e-6)  # its processes keep the memory
     assert prices["shard-1"].step_s == pytest.approx(PARAMETERS)  # all gradients
     assert prices["shard-3"].step_s == pytest.approx(3 * PARAMETERS)  # and parameters, twice
+
+
+@pytest.mark.parametrize(
+    ("node", "late_bytes", "waited_s"),
+    [(0, 0, 10.0), (0, 1, 10.0), (LAYERS - 1, 0, 10.0), (LAYERS - 1, 1, 0.0)],
+)
+def test_others_work_hides_late_work_once_per_update(
+    node: int, late_bytes: int, waited_s: float
+) -> None:
+    """The last part is done with its backward passes while the first one still has some; but the
+    first one waits for what delays the last one's first backward pass."""
+
+    def once(batch: float) -> WorkGraph:
+        graph = model_at(batch)
+        nodes = list(graph.nodes)
+        nodes[node] = replace(nodes[node], first_s=10.0, late_bytes=late_bytes)
+        return replace(graph, nodes=tuple(nodes))
+
+    plain, longer = (
+        by_name(costs(2, graph_at=graph_at))["network"] for graph_at in (model_at, once)
+    )
+    assert longer.placement is not None
+    assert len(longer.placement.parts[0].nodes) == LAYERS // 2
+    assert longer.step_s - plain.step_s == pytest.approx(waited_s)
 
 
 def test_layer_pair_divides_its_work_and_sums_twice() -> None:

@@ -1,22 +1,24 @@
 """Messages and small collectives of processes of one machine, in memory that all of them map.
 
-    memory of process 0   | ROUND | 2 slots | to each peer: SENT and lines | room for messages |
+    memory of process 0   | ROUND, rooms | 2 slots | to each peer: SENT and lines | room |   room ..
 
-    gather    own numbers into a slot, ROUND  ..  all have this ROUND: read all slots
-    send      the tensor into the room, where it lies into a line, SENT
+    gather    own numbers into a slot, ROUND  ..  all have begun this round: read all slots
+    send      the tensor into a room, where it lies into a line, SENT
     receive   SENT  ..  the peer's line: copy from its room, and the line is free again
 
 No socket and no thread: a message costs two copies, by the processes that wait for them anyway,
 where gloo has a thread in each process that takes a core from a process that computes. Two slots
 are enough: who begins a round has seen all others begin the one before, so they have read the one
-before that. Tensors of other devices, large collectives, and messages for which there is no room go
-by the group below; a line says so, so the order of messages stays. Source of the lines: the rings
-of MPI's transports in shared memory (D. Buntinas, G. Mercier, W. Gropp, "Design and Evaluation of
-Nemesis", CCGrid 2006). Above 300 lines, since a message's way out and in is read together. This
-module must not know what is sent.
+before that. A further room is memory of its own, made when the others are full and mapped by who
+first receives from it; like an allocator's, it is kept. Tensors of other devices and large
+collectives go by the group below. Source of the lines: the rings of MPI's transports in shared
+memory (D. Buntinas, G. Mercier, W. Gropp, "Design and Evaluation of Nemesis", CCGrid 2006). Above
+300 lines, since a message's way out and in is read together. This module must not know what is
+sent.
 """
 
 import os
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
@@ -24,31 +26,30 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import LinkError
+from ..errors import LinkError, ProtocolError
 from ..store.memory import LINE_BYTES, WORD_BYTES, SharedMemory, Words
-from ..system.limits import available_bytes
 from .group import Made, MemberGroup, PeerGroup, Pending, plain
 
 _LINE_WORDS: Final = LINE_BYTES // WORD_BYTES
 _ROUND: Final = 0
+_FURTHER_ROOMS: Final = 8
+"""The words where these are: for each the descriptor, device and inode, see `open_at`."""
 _SLOT_BYTES: Final = 4096
-_NUM_SLOTS, _NUM_LINES = 2, 256
+_NUM_SLOTS, _NUM_LINES = 2, 1024
+"""A peer that neither takes messages nor waits for any has room for so many; the next waits."""
 _FIRST_CHANNEL: Final = _SLOT_BYTES * (1 + _NUM_SLOTS)
-"""The first page has the words of rounds."""
+"""The first page has the words of rounds and rooms."""
 _CHANNEL_BYTES: Final = LINE_BYTES * (1 + _NUM_LINES)
-_STATE, _TAG, _SIZE, _PLACE = range(4)
+_STATE, _TAG, _SIZE, _ROOM, _PLACE = range(5)
 """Words of a line; its state is 1 from when it is written until its message is copied."""
-_BELOW: Final = -1
-"""The place of a message that goes by the group below."""
 _LEAST_BLOCK: Final = 256
-_MOST_ROOM_BYTES: Final = 1 << 28
-_SHARE_OF_FREE: Final = 16
-"""The room's most bytes, and the part of the free memory that it may be; pages are allocated when
-they are touched."""
+_ROOM_BYTES: Final = 1 << 23
+"""Of the first room; each further one has at least twice as many as the one before. Pages are
+allocated when they are touched."""
 _WAIT_S = 0.1
 """Between looks at whether the others will come."""
 _FULL_WAIT_S = 1e-3
-"""Between looks at whether a full channel has a free line."""
+"""Between looks at whether a full channel has a free line, of which nobody is told."""
 
 
 def address_of(memory: SharedMemory) -> tuple[int, ...]:
@@ -73,25 +74,38 @@ def map_all(own: SharedMemory, group: MemberGroup) -> tuple[list[SharedMemory] |
     The kernel lets processes of one user and container open each other's memory under /proc.
 
     Returns:
-        The memories by rank, their descriptors closed; None if any member could not map one, and
-        why if that was this one.
+        The memories by rank, of which only the mappings are left; None if any member could not map
+        one, and why if that was this one.
     """
     memories, refusal = list[SharedMemory](), ""
     rows = torch.empty(4 * group.size, dtype=torch.int64)
-    group.all_gather(torch.tensor(address_of(own)), rows).wait()
     try:
-        for rank, address in enumerate(rows.view(-1, 4).tolist()):
-            memory = own if rank == group.rank else SharedMemory(open_at(*address))
-            _ = memory.buffer  # maps it
-            if rank != group.rank:
-                memory.close_descriptor()
-            memories.append(memory)
-    except OSError as error:
-        refusal = f"worker {group.rank} cannot map another worker's memory ({error})"
-    failed = torch.tensor([int(bool(refusal))])
-    group.all_reduce(failed).wait()  # until then all keep their own one open
-    own.close_descriptor()  # the mappings stay
+        group.all_gather(torch.tensor(address_of(own)), rows).wait()
+        try:
+            for rank, address in enumerate(rows.view(-1, 4).tolist()):
+                is_own = rank == group.rank
+                memories.append(_map(own) if is_own else _mapped_at(*address))
+        except OSError as error:
+            refusal = f"worker {group.rank} cannot map another worker's memory ({error})"
+        failed = torch.tensor([int(bool(refusal))])
+        group.all_reduce(failed).wait()  # until then all keep their own one open
+    finally:
+        own.close_descriptor()
     return None if failed.item() else memories, refusal
+
+
+def _map(memory: SharedMemory) -> SharedMemory:
+    _ = memory.buffer
+    return memory
+
+
+def _mapped_at(*address: int) -> SharedMemory:
+    """Map another process's memory, and close the descriptor: the mapping stays."""
+    memory = SharedMemory(open_at(*address))
+    try:
+        return _map(memory)
+    finally:
+        memory.close_descriptor()
 
 
 def mapped(below: PeerGroup, check: Callable[[], None]) -> PeerGroup:
@@ -103,14 +117,12 @@ def mapped(below: PeerGroup, check: Callable[[], None]) -> PeerGroup:
     """
     if below.size == 1:
         return below
-    num_bytes = _room_start(below.size)
-    num_bytes += min(_MOST_ROOM_BYTES, available_bytes() // _SHARE_OF_FREE)
-    try:
-        own = SharedMemory.create(num_bytes)
-    except LinkError:  # without room: all messages go by the group below
-        own = SharedMemory.create(_room_start(below.size))
-    memories, _ = map_all(own, below)
-    return below if memories is None else MappedGroup(below, memories, check)
+    memories, _ = map_all(SharedMemory.create(_room_start(below.size) + _ROOM_BYTES), below)
+    if memories is None:
+        return below
+    pids = torch.empty(below.size, dtype=torch.int64)
+    below.all_gather(torch.tensor([os.getpid()]), pids).wait()
+    return MappedGroup(below, memories, pids.tolist(), check)
 
 
 def _channel(peer: int) -> int:
@@ -119,13 +131,19 @@ def _channel(peer: int) -> int:
 
 
 def _room_start(size: int) -> int:
-    """Return the bytes before the room in a group of this size."""
+    """Return the bytes before the first room in a group of this size."""
     return -(-(_FIRST_CHANNEL + size * _CHANNEL_BYTES) // _SLOT_BYTES) * _SLOT_BYTES
 
 
-class _Block(NamedTuple):
-    """Bytes of the room: a power of two, so that messages of other sizes can use them later."""
+def _further(room: int) -> int:
+    """Return the first word of the place of a room after the first."""
+    return _FURTHER_ROOMS + 3 * (room - 1)
 
+
+class _Block(NamedTuple):
+    """Bytes of a room: a power of two, so that messages of other sizes can use them later."""
+
+    room: int
     place: int
     size: int
 
@@ -139,26 +157,50 @@ class _Sent(NamedTuple):
 
     state: int
     size: int
+    room: int
     place: int
     copy: Tensor | None = None
 
 
-class _Room:
-    """The bytes in which this process's messages lie until they are copied."""
+class _Rooms:
+    """The memory in which this process's messages lie until they are copied.
 
-    def __init__(self, num_bytes: int) -> None:
-        self._num_bytes, self._end = num_bytes, 0
+    Args:
+        words: of its own memory, in which others find further rooms.
+        first: the first room.
+    """
+
+    def __init__(self, words: Words, first: Tensor) -> None:
+        self._words, self._memories = words, list[SharedMemory]()
+        self.tensors = [first]
+        self._end = 0
+        """Bytes of the last room that have been used."""
         self._free: defaultdict[int, list[_Block]] = defaultdict(list)
 
-    def take(self, num_bytes: int) -> _Block | None:
-        """Return a free block for so many bytes, if there is one."""
+    def take(self, num_bytes: int) -> _Block:
+        """Return a free block for so many bytes.
+
+        Raises:
+            LinkError: a further room is needed, and this machine has too little memory.
+        """
         size = max(_LEAST_BLOCK, 1 << (num_bytes - 1).bit_length())
         if self._free[size]:
             return self._free[size].pop()
-        if self._end + size > self._num_bytes:
-            return None
+        if self._end + size > len(self.tensors[-1]):
+            self._open(size)
         self._end += size
-        return _Block(self._end - size, size)
+        return _Block(len(self.tensors) - 1, self._end - size, size)
+
+    def _open(self, num_bytes: int) -> None:
+        """Make a room of at least so many bytes; its descriptor stays open for the others."""
+        memory = SharedMemory.create(max(2 * len(self.tensors[-1]), num_bytes))
+        weakref.finalize(self, memory.close_descriptor)
+        first = _further(len(self.tensors))
+        for number, value in enumerate(address_of(memory)[1:]):
+            self._words[first + number] = value
+        self._memories.append(memory)
+        self.tensors.append(memory.tensor())
+        self._end = 0
 
     def give(self, block: _Block) -> None:
         self._free[block.size].append(block)
@@ -167,19 +209,26 @@ class _Room:
 class MappedGroup(PeerGroup):
     """Members of one machine that map each other's memory; one thread of each uses it.
 
+    A small collective is over when it has begun, so no member may wait for a message that another
+    one sends only after it.
+
     Attributes:
         sent_bytes: bytes that this process has sent so, in all its groups.
 
     Args:
         below: the same members, for what does not go through the memory.
-        memories: by rank, see `mapped`.
+        memories, pids: by rank, see `mapped`.
         check: called now and then while this process waits; raises if no other will come.
     """
 
     sent_bytes = 0
 
     def __init__(
-        self, below: PeerGroup, memories: Sequence[SharedMemory], check: Callable[[], None]
+        self,
+        below: PeerGroup,
+        memories: Sequence[SharedMemory],
+        pids: Sequence[int],
+        check: Callable[[], None],
     ) -> None:
         self.rank, self.size = below.rank, below.size
         self._below, self._check, self._num_rounds = below, check, 0
@@ -189,8 +238,8 @@ class MappedGroup(PeerGroup):
             [memory[_SLOT_BYTES * (1 + slot) :][:_SLOT_BYTES] for memory in tensors]
             for slot in range(_NUM_SLOTS)
         ]
-        self._rooms = [memory[_room_start(self.size) :] for memory in tensors]
-        self._room = _Room(len(self._rooms[self.rank]))
+        self._rooms, self._pids = [[memory[_room_start(self.size) :]] for memory in tensors], pids
+        self._own_rooms = _Rooms(self._words[self.rank], self._rooms[self.rank][0])
         self._num_sent, self._num_seen = [0] * self.size, [0] * self.size
         self._lent: dict[int, _Block] = {}
         """Blocks by the words of their lines' states."""
@@ -205,7 +254,7 @@ class MappedGroup(PeerGroup):
     ) -> Pending:
         if not _is_small(tensor):
             return self._below.all_reduce(tensor, is_maximum=is_maximum, at_once=at_once)
-        numbers = plain(tensor).view(-1)
+        numbers = plain(tensor.detach()).view(-1)
         rows = torch.empty(self.size * len(numbers), dtype=numbers.dtype)
         self._gather(numbers, rows)
         first, *others = rows.view(self.size, -1)
@@ -217,7 +266,7 @@ class MappedGroup(PeerGroup):
     def all_gather(self, mine: Tensor, out: Tensor) -> Pending:
         if not _is_small(mine):
             return self._below.all_gather(mine, out)
-        self._gather(plain(mine).view(-1), plain(out).view(-1))
+        self._gather(plain(mine.detach()).view(-1), plain(out.detach()).view(-1))
         return Made()
 
     def all_to_all(self, mine: Tensor, out: Tensor) -> Pending:
@@ -233,29 +282,29 @@ class MappedGroup(PeerGroup):
         number = self._num_rounds
         for words, slot, row in zip(self._words, slots, out.view(self.size, -1), strict=True):
             while not words.wait_while(_ROUND, lambda value: value < number, _WAIT_S):
-                self._check()
+                self._look()
             row.copy_(slot[: mine.nbytes].view(mine.dtype))
 
     # -- messages -------------------------------------------------------------------------------
 
     def begin_send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        if tensor.device.type != "cpu":
+            return self._below.begin_send(tensor, peer, tag)
         state, words = self._next_line(peer), self._words[self.rank]
-        block = self._block_for(tensor) if tensor.device.type == "cpu" else None
-        pending: Pending = Made()
-        if block is None:
-            pending = self._below.begin_send(tensor, peer, tag)
-        else:
-            self._lent[state] = block
-            MappedGroup.sent_bytes += tensor.nbytes
-            _bytes_at(self._rooms[self.rank], block.place, tensor).copy_(plain(tensor).view(-1))
+        self._lent[state] = block = self._block_for(tensor)
+        room = self._own_rooms.tensors[block.room]
+        _bytes_at(room, block.place, tensor).copy_(plain(tensor.detach()).view(-1))
         words[state + _TAG], words[state + _SIZE] = tag, tensor.nbytes
-        words[state + _PLACE] = _BELOW if block is None else block.place
+        words[state + _ROOM], words[state + _PLACE] = block.room, block.place
         words[state] = 1
+        MappedGroup.sent_bytes += tensor.nbytes
         self._num_sent[peer] += 1
         words.set_and_wake(_channel(peer), self._num_sent[peer])
-        return pending
+        return Made()
 
     def begin_receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        if tensor.device.type != "cpu":
+            return self._below.begin_receive(tensor, peer, tag)
         receive, key = _Receive(self, tensor, peer), (peer, tag)
         if self._arrived[key]:
             self._copy(self._arrived[key].popleft(), receive, key)
@@ -267,29 +316,32 @@ class MappedGroup(PeerGroup):
         """Return the word of the next line's state, once that line is free."""
         state = _line(peer, self._num_sent[peer])
         while not self._words[self.rank].wait_while(state, bool, _FULL_WAIT_S):
-            self._check()
-            for other in range(self.size):  # that peer may itself wait for a free line
-                self.take_messages(other)
-                self._set_aside(other)
-        if (block := self._lent.pop(state, None)) is not None:
-            self._room.give(block)
+            self._look()
         return state
 
-    def _block_for(self, tensor: Tensor) -> _Block | None:
-        """Return a free block, if there is one for this tensor."""
+    def _block_for(self, tensor: Tensor) -> _Block:
+        """Return a block for this tensor, of those whose messages have been copied if possible."""
         words = self._words[self.rank]
         for state in [state for state in self._lent if not words[state]]:
-            self._room.give(self._lent.pop(state))
-        return self._room.take(tensor.nbytes)
+            self._own_rooms.give(self._lent.pop(state))
+        return self._own_rooms.take(tensor.nbytes)
+
+    def _look(self) -> None:
+        """Look whether others will come, and free their lines: they may wait for a free one."""
+        self._check()
+        for peer in range(self.size):
+            self.take_messages(peer)
+            self._set_aside(peer)
 
     def take_messages(self, peer: int) -> None:
         """Copy what a peer has sent to where it is awaited; remember the rest."""
-        words, first = self._words[peer], self._num_seen[peer]
-        self._num_seen[peer] = words[_channel(self.rank)]
-        for number in range(first, self._num_seen[peer]):
+        words = self._words[peer]
+        for number in range(self._num_seen[peer], words[_channel(self.rank)]):
             state = _line(self.rank, number)
             key = (peer, words[state + _TAG])
-            sent = _Sent(state, words[state + _SIZE], words[state + _PLACE])
+            size, room, place = (words[state + word] for word in (_SIZE, _ROOM, _PLACE))
+            sent = _Sent(state, size, room, place)
+            self._num_seen[peer] += 1
             if self._awaited[key]:
                 self._copy(sent, self._awaited[key].popleft(), key)
             else:
@@ -300,9 +352,8 @@ class MappedGroup(PeerGroup):
         for (source, _), messages in self._arrived.items():
             for number, sent in enumerate(messages):
                 if source == peer and sent.copy is None:
-                    copy = torch.empty(0, dtype=torch.uint8)
-                    if sent.place != _BELOW:
-                        copy = self._rooms[peer][sent.place : sent.place + sent.size].clone()
+                    room = self._room_of(peer, sent.room)
+                    copy = room[sent.place : sent.place + sent.size].clone()
                     messages[number] = sent._replace(copy=copy)
                     self._words[peer][sent.state] = 0
 
@@ -310,18 +361,33 @@ class MappedGroup(PeerGroup):
         peer, tag = key
         tensor = receive.tensor
         if tensor.nbytes != sent.size:
-            raise RuntimeError(
-                f"worker {peer} sent {sent.size} bytes where {tensor.nbytes} are expected "
+            raise ProtocolError(
+                f"member {peer} sent {sent.size} bytes where {tensor.nbytes} are expected "
                 f"(tag {tag})"
             )
-        if sent.place == _BELOW:
-            receive.pending = self._below.begin_receive(tensor, peer, tag)
+        if sent.copy is None:
+            source = _bytes_at(self._room_of(peer, sent.room), sent.place, tensor)
         else:
-            room, place = (self._rooms[peer], sent.place) if sent.copy is None else (sent.copy, 0)
-            plain(tensor).view(-1).copy_(_bytes_at(room, place, tensor))
-            receive.pending = Made()
+            source = _bytes_at(sent.copy, 0, tensor)
+        plain(tensor.detach()).view(-1).copy_(source)
         if sent.copy is None:
             self._words[peer][sent.state] = 0
+        receive.has_come = True
+
+    def _room_of(self, peer: int, number: int) -> Tensor:
+        """Return a room of a peer, mapped when a first message comes from there."""
+        rooms = self._rooms[peer]
+        while len(rooms) <= number:
+            first = _further(len(rooms))
+            place = (self._words[peer][first + word] for word in range(3))
+            try:
+                rooms.append(_mapped_at(self._pids[peer], *place).tensor())
+            except OSError as error:
+                raise LinkError(
+                    f"member {self.rank} cannot map the memory of messages from member {peer} "
+                    f"({error})"
+                ) from error
+        return rooms[number]
 
     def await_messages(self, peer: int) -> None:
         """Wait until a peer has sent more messages than were taken, and take them."""
@@ -329,25 +395,22 @@ class MappedGroup(PeerGroup):
         while not self._words[peer].wait_while(
             _channel(self.rank), lambda value: value == seen, _WAIT_S
         ):
-            self._check()
+            self._look()
+            if self._num_seen[peer] != seen:
+                return
         self.take_messages(peer)
 
 
 class _Receive:
-    """A message that is awaited.
-
-    Attributes:
-        pending: what is left to do once its line has been read; None: it has not.
-    """
+    """A message that is awaited, and whether it has come."""
 
     def __init__(self, group: MappedGroup, tensor: Tensor, peer: int) -> None:
         self._group, self.tensor, self._peer = group, tensor, peer
-        self.pending: Pending | None = None
+        self.has_come = False
 
     def wait(self) -> None:
-        while self.pending is None:
+        while not self.has_come:
             self._group.await_messages(self._peer)
-        self.pending.wait()
 
 
 def _line(peer: int, number: int) -> int:

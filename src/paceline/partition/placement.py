@@ -39,6 +39,7 @@ class PartPrice:
         cut_ties: names of tied parameters of which another part holds a copy, too.
         update_s: per update: the optimizer, and adding up the gradients of these copies.
         first_s: per update: how much longer its first micro-batch takes.
+        late_first_s: likewise of the work that is put off.
         parameter_bytes: with the tied parameters that it uses.
         activation_bytes: kept for one micro-batch until its backward pass.
         out_bytes: sent forward over the border after it, per micro-batch.
@@ -57,6 +58,7 @@ class PartPrice:
     cut_ties: tuple[str, ...]
     update_s: float
     first_s: float
+    late_first_s: float
     parameter_bytes: int
     activation_bytes: int
     out_bytes: int
@@ -91,7 +93,9 @@ class Placement:
     def loads_s(self) -> tuple[float, ...]:
         """Seconds per micro-batch that each part's worker is busy."""
         return tuple(
-            part.work_s + part.border_s + (part.update_s + part.first_s) / self.micro_batches
+            part.work_s
+            + part.border_s
+            + (part.update_s + part.first_s + part.late_first_s) / self.micro_batches
             for part in self.parts
         )
 
@@ -184,8 +188,7 @@ def part_between(
     crossing = entering + leaving
     ties = [tie for tie in graph.ties if any(inside >> i & 1 for i in tie.nodes)]
     cut_ties = [tie for tie in ties if not all(inside >> i & 1 for i in tie.nodes)]
-    parameter_bytes = sum(node.parameter_bytes for node in nodes)
-    parameter_bytes += sum(tie.num_bytes for tie in ties)
+    parameter_bytes = sum(n.parameter_bytes for n in nodes) + sum(t.num_bytes for t in ties)
     live = pipeline.live(number)
     entering_bytes = sum(edge.num_bytes for edge in entering)
     kept_bytes = sum(node.activation_bytes for node in nodes) + entering_bytes
@@ -200,7 +203,8 @@ def part_between(
         cut_ties=tuple(tie.name for tie in cut_ties),
         update_s=parameter_bytes * pipeline.update_s_per_byte / speed
         + sum(2.0 * pipeline.message_s(tie.num_bytes) for tie in cut_ties),
-        first_s=sum(node.first_s for node in nodes) / speed,
+        first_s=sum(node.first_s for node in nodes if not node.late_bytes) / speed,
+        late_first_s=sum(node.first_s for node in nodes if node.late_bytes) / speed,
         parameter_bytes=parameter_bytes,
         activation_bytes=kept_bytes,
         out_bytes=sum(edge.num_bytes for edge in leaving),
@@ -231,7 +235,7 @@ def pipeline_step(
         pipeline.num_workers, pipeline.micro_batches, pipeline.parts_each
     )
     times = [stage_times(cut) for cut in each]
-    if any(part.late_s or part.first_s for part in placement.parts):
+    if any(part.late_s or part.late_first_s for part in placement.parts):
         actions = with_weights(actions)
     return run_schedule(actions, stage_times(placement), cores, times)
 
@@ -242,7 +246,8 @@ def stage_times(placement: Placement) -> list[StageTimes]:
         StageTimes(
             part.forward_s + part.border_forward_s,
             part.backward_s + part.border_backward_s,
-            part.late_s * placement.micro_batches + part.first_s,
+            part.late_s * placement.micro_batches + part.late_first_s,
+            part.first_s,
         )
         for part in placement.parts
     ]

@@ -27,7 +27,8 @@ stages and while the last one comes back, so with 1f1b these two may be smaller
 A schedule is a pure generator: it yields the actions of one rank after the other, in the order in
 which that rank computes them. Its duration is found by running it: an action begins when its rank
 is free and its inputs are ready (F of the stage before, B of the stage after). Where the ranks are
-processes that share fewer cores, those that compute at the same time share the cores evenly.
+processes that share fewer cores, those that compute at the same time share the cores evenly. A bit
+above 300 lines, since schedules are read beside the rules by which they run.
 
 Sources: Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline
 Parallelism", NeurIPS 2019; D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for
@@ -49,8 +50,8 @@ class PipelineAction(NamedTuple):
     """A rank computes a stage on a micro-batch.
 
     Attributes:
-        kind: `FORWARD`, `BACKWARD`, or `WEIGHTS`: late gradients of all micro-batches at once, and
-            memory for them, for which no other rank waits (`with_weights`).
+        kind: `FORWARD`, `BACKWARD`, or `WEIGHTS`: late gradients of all micro-batches at once, for
+            which no other rank waits (`with_weights`).
     """
 
     rank: int
@@ -203,13 +204,25 @@ class StageTimes(NamedTuple):
 
     Attributes:
         forward_s, backward_s: with a micro-batch, its messages included.
-        weights_s: once per update, for which no other rank waits: the late gradients of all
-            micro-batches, and memory for gradients.
+        weights_s: at the end of an update, with the late gradients of all micro-batches.
+        first_s: additional seconds of the first backward pass, which allocates gradients.
     """
 
     forward_s: float
     backward_s: float
     weights_s: float = 0.0
+    first_s: float = 0.0
+
+    def of(self, action: PipelineAction, first_backward: dict[int, PipelineAction]) -> float:
+        """Return the seconds of an action that begins now.
+
+        Args:
+            first_backward: of each stage; an action that is one is noted there.
+        """
+        seconds: float = self[_KINDS.index(action.kind)]
+        if action.kind == BACKWARD and first_backward.setdefault(action.stage, action) is action:
+            seconds += self.first_s
+        return seconds
 
 
 def run_schedule(
@@ -233,9 +246,9 @@ def run_schedule(
     for action in actions:
         queues.setdefault(action.rank, []).append(action)
     places, done = dict.fromkeys(queues, 0), set[tuple[str, int, int]]()
+    first_backward = dict[int, PipelineAction]()  # by stage
     running: dict[int, tuple[float, float]] = {}  # rank -> seconds left, start
-    spans: list[ComputedSpan] = []
-    now_s = 0.0
+    spans, now_s = list[ComputedSpan](), 0.0
     while True:
         for rank, queue in queues.items():
             if rank in running or places[rank] == len(queue):
@@ -244,7 +257,7 @@ def run_schedule(
             if _needed(action, len(stages)) <= done:
                 is_own = bool(each) and action.kind != WEIGHTS
                 times = (each[action.micro_batch] if is_own else stages)[action.stage]
-                running[rank] = (times[_KINDS.index(action.kind)], now_s)
+                running[rank] = (times.of(action, first_backward), now_s)
         if not running:
             break
         share = min(1.0, cores / len(running))

@@ -143,10 +143,10 @@ class ScheduledRunner(PartRunner):
 class _Arrivals:
     """What this worker's actions receive from other workers.
 
-    All receives are posted before the first action: a receive that is posted to gloo while another
-    message arrives waits for that message (4 MB between processes: 5 ms). So a border's tensors are
-    held here for every micro-batch, and the activations computed from them only for as many as the
-    schedule has alive.
+    All receives are posted before the first action: between machines, a receive that is posted to
+    gloo while another message arrives waits for that message (4 MB between processes: 5 ms). So a
+    border's tensors are held here for every micro-batch, and the activations computed from them
+    only for as many as the schedule has alive.
     """
 
     def __init__(

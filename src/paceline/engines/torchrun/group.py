@@ -18,6 +18,7 @@ here. This module must not know what the bytes are.
 """
 
 import datetime
+import functools
 import os
 import selectors
 import socket
@@ -118,8 +119,13 @@ class RankGroup(TorchGroup):
         """Return the same ranks, whose sums are made in memory that all map."""
         return SymmetricGroup(self, self._note, self._check)
 
+    @functools.cached_property
+    def near_ranks(self) -> PeerGroup:
+        """These ranks, in mapped memory if possible; all first use it at the same time."""
+        return self.near(self)
+
     def near(self, part: PeerGroup) -> PeerGroup:
-        """Return these ranks as a group that maps memory, if all ranks are on one machine."""
+        """Return this group of ranks as one that maps memory, if all ranks are on one machine."""
         return mapped(part, self._check) if self._is_near else part
 
     def _check(self) -> None:

@@ -8,7 +8,7 @@
     ALARM, SNAPSHOT   rank 0's page is the controller's, too; all others read them in its line
 
 Either collective ends when all ranks have joined it, so it is the barrier; without new lines there
-is no barrier. Members never write to each other's memory, so what a second barrier protects in
+is no barrier. Members never write to each other's store, so what a second barrier protects in
 other engines is safe here. This module must not know messages or protocols.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]  # not in its stubs
 
 from ...exchange.base import Clock
-from ...exchange.group import PeerGroup, Pending
+from ...exchange.group import Pending
 from ...exchange.rounds import Barrier, Line
 from ...store.control import (
     ALARM,
@@ -115,7 +115,6 @@ class RankCarrier:
         self.arena = SharedMemory.create()
         """On rank 0 the controller sets its size, and writes checkpoints from it."""
         self._group, self._seat = group, seat
-        self._near = group.near(group)
         control = RankControl(self.page, num_seats, words)
         control.carrier = self
         self.control: Control = control
@@ -131,7 +130,7 @@ class RankCarrier:
 
     def barrier(self, seat: int, clock: Clock) -> Barrier:
         """Return the barrier at which all lines are gathered."""
-        return GatheredLines(self.control, seat, clock, self._near, self)
+        return GatheredLines(self.control, seat, clock, self._group, self)
 
     def present(self, seat: int) -> memoryview:
         """Return which gradients this seat's push has; empty before there is a store."""
@@ -177,7 +176,7 @@ class GatheredLines(Barrier):
     take_along: Callable[[Tensor, Tensor], bool] | None = None
 
     def __init__(
-        self, control: Control, seat: int, clock: Clock, group: PeerGroup, carrier: RankCarrier
+        self, control: Control, seat: int, clock: Clock, group: RankGroup, carrier: RankCarrier
     ) -> None:
         super().__init__(control, seat, clock)
         self._group, self._carrier = group, carrier
@@ -230,7 +229,7 @@ class GatheredLines(Barrier):
             offset += size
         self._own_bytes[offset : offset + len(present)] = present
         if self.take_along is None or not self.take_along(self._own, self._all):
-            self._group.all_gather(self._own, self._all).wait()
+            self._group.near_ranks.all_gather(self._own, self._all).wait()
         self._take()
         self._clock.wait_s += time.perf_counter() - start
         return 0
