@@ -425,6 +425,10 @@ def lines_of(num_seats: int) -> list[GatheredLines]:
             out.copy_(torch.cat([line._own for line in all_lines]))
             return SimpleNamespace(wait=lambda: None)
 
+        @property
+        def near_ranks(self) -> "Group":
+            return self
+
     for seat, (_, control) in enumerate(controls):
         all_lines.append(
             GatheredLines(control, seat, Clock(), Group(), carriers[seat])  # type: ignore[arg-type]
