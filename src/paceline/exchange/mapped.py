@@ -32,8 +32,8 @@ from .group import Made, MemberGroup, PeerGroup, Pending, plain
 
 _LINE_WORDS: Final = LINE_BYTES // WORD_BYTES
 _ROUND: Final = 0
-_FURTHER_ROOMS: Final = 8
-"""The words where these are: for each the descriptor, device and inode, see `open_at`."""
+_FURTHER_ROOMS, _ADDRESS_WORDS = 8, 4
+"""The words where these are: for each an address, see `address_of`."""
 _SLOT_BYTES: Final = 4096
 _NUM_SLOTS, _NUM_LINES = 2, 1024
 """A peer that neither takes messages nor waits for any has room for so many; the next waits."""
@@ -78,11 +78,11 @@ def map_all(own: SharedMemory, group: MemberGroup) -> tuple[list[SharedMemory] |
         one, and why if that was this one.
     """
     memories, refusal = list[SharedMemory](), ""
-    rows = torch.empty(4 * group.size, dtype=torch.int64)
+    rows = torch.empty(_ADDRESS_WORDS * group.size, dtype=torch.int64)
     try:
         group.all_gather(torch.tensor(address_of(own)), rows).wait()
         try:
-            for rank, address in enumerate(rows.view(-1, 4).tolist()):
+            for rank, address in enumerate(rows.view(-1, _ADDRESS_WORDS).tolist()):
                 is_own = rank == group.rank
                 memories.append(_map(own) if is_own else _mapped_at(*address))
         except OSError as error:
@@ -118,11 +118,7 @@ def mapped(below: PeerGroup, check: Callable[[], None]) -> PeerGroup:
     if below.size == 1:
         return below
     memories, _ = map_all(SharedMemory.create(_room_start(below.size) + _ROOM_BYTES), below)
-    if memories is None:
-        return below
-    pids = torch.empty(below.size, dtype=torch.int64)
-    below.all_gather(torch.tensor([os.getpid()]), pids).wait()
-    return MappedGroup(below, memories, pids.tolist(), check)
+    return below if memories is None else MappedGroup(below, memories, check)
 
 
 def _channel(peer: int) -> int:
@@ -137,7 +133,7 @@ def _room_start(size: int) -> int:
 
 def _further(room: int) -> int:
     """Return the first word of the place of a room after the first."""
-    return _FURTHER_ROOMS + 3 * (room - 1)
+    return _FURTHER_ROOMS + _ADDRESS_WORDS * (room - 1)
 
 
 class _Block(NamedTuple):
@@ -196,7 +192,7 @@ class _Rooms:
         memory = SharedMemory.create(max(2 * len(self.tensors[-1]), num_bytes))
         weakref.finalize(self, memory.close_descriptor)
         first = _further(len(self.tensors))
-        for number, value in enumerate(address_of(memory)[1:]):
+        for number, value in enumerate(address_of(memory)):
             self._words[first + number] = value
         self._memories.append(memory)
         self.tensors.append(memory.tensor())
@@ -217,7 +213,7 @@ class MappedGroup(PeerGroup):
 
     Args:
         below: the same members, for what does not go through the memory.
-        memories, pids: by rank, see `mapped`.
+        memories: by rank, see `mapped`.
         check: called now and then while this process waits; raises if no other will come.
     """
 
@@ -227,7 +223,6 @@ class MappedGroup(PeerGroup):
         self,
         below: PeerGroup,
         memories: Sequence[SharedMemory],
-        pids: Sequence[int],
         check: Callable[[], None],
     ) -> None:
         self.rank, self.size = below.rank, below.size
@@ -238,7 +233,7 @@ class MappedGroup(PeerGroup):
             [memory[_SLOT_BYTES * (1 + slot) :][:_SLOT_BYTES] for memory in tensors]
             for slot in range(_NUM_SLOTS)
         ]
-        self._rooms, self._pids = [[memory[_room_start(self.size) :]] for memory in tensors], pids
+        self._rooms = [[memory[_room_start(self.size) :]] for memory in tensors]
         self._own_rooms = _Rooms(self._words[self.rank], self._rooms[self.rank][0])
         self._num_sent, self._num_seen = [0] * self.size, [0] * self.size
         self._lent: dict[int, _Block] = {}
@@ -379,9 +374,9 @@ class MappedGroup(PeerGroup):
         rooms = self._rooms[peer]
         while len(rooms) <= number:
             first = _further(len(rooms))
-            place = (self._words[peer][first + word] for word in range(3))
+            address = (self._words[peer][first + word] for word in range(_ADDRESS_WORDS))
             try:
-                rooms.append(_mapped_at(self._pids[peer], *place).tensor())
+                rooms.append(_mapped_at(*address).tensor())
             except OSError as error:
                 raise LinkError(
                     f"member {self.rank} cannot map the memory of messages from member {peer} "
