@@ -1,4 +1,4 @@
-"""Messages and small collectives in mapped memory: by threads, in any order, of any size."""
+"""Messages and collectives in mapped memory: by threads, in any order, of any size."""
 
 import gc
 import os
@@ -46,30 +46,46 @@ def numbers(rank: int, count: int, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [2, 3])
-def test_small_and_large_collectives_give_the_same(size: int, dtype: torch.dtype) -> None:
-    counts = (
-        1,
-        9,
-        2000,
-    )  # the last goes by the group below, where 2000 numbers have over 4096 bytes
+def test_collectives_of_one_and_of_several_rounds(
+    size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SLOT_BYTES", 4096)
+    monkeypatch.setattr(module, "_FIRST_CHANNEL", module._PAGE + 2 * 4096)
+    counts = (0, 1, 9, 2000, 5001)
 
-    def work(group: PeerGroup) -> list[tuple[Tensor, Tensor]]:
+    def work(group: PeerGroup) -> list[tuple[Tensor, Tensor, Tensor]]:
         results = []
         for count in counts:
             out = torch.zeros(size * count, dtype=dtype)
             group.all_gather(numbers(group.rank, count, dtype), out).wait()
+            rows = torch.cat([numbers(group.rank + to, count, dtype) for to in range(size)])
+            received = torch.zeros_like(rows)
+            group.all_to_all(rows, received).wait()
             total = numbers(group.rank, count, dtype)
             if dtype is not torch.bool:
                 group.all_reduce(total).wait()
-            results.append((out, total))
+            results.append((out, received, total))
         return results
 
-    for results in in_groups(size, work):
-        for count, (out, total) in zip(counts, results, strict=True):
-            rows = [numbers(rank, count, dtype) for rank in range(size)]
+    for rank, results in enumerate(in_groups(size, work)):
+        for count, (out, received, total) in zip(counts, results, strict=True):
+            rows = [numbers(source, count, dtype) for source in range(size)]
             assert torch.equal(out, torch.cat(rows))
+            sent = [numbers(source + rank, count, dtype) for source in range(size)]
+            assert torch.equal(received, torch.cat(sent))
             if dtype is not torch.bool:
                 assert torch.equal(total, torch.stack(rows).sum(0).to(dtype))
+
+
+def test_a_member_may_gather_into_the_memory_of_what_it_gives() -> None:
+    def work(group: PeerGroup) -> list[float]:
+        out = torch.full((700_000,), -1.0)
+        mine = out.view(2, -1)[group.rank]
+        mine.fill_(group.rank + 1.0)
+        group.all_gather(mine, out).wait()
+        return [float(half.mean(dtype=torch.float64)) for half in out.view(2, -1)]
+
+    assert in_groups(2, work) == [[1.0, 2.0]] * 2
 
 
 def test_the_largest_of_each_number() -> None:
@@ -196,16 +212,14 @@ def test_both_wait_until_large_messages_are_sent_before_they_receive() -> None:
     assert in_groups(2, work) == [[size + 1.0 for size in sizes], [float(size) for size in sizes]]
 
 
-def test_messages_and_collectives_of_the_group_below_do_not_mix() -> None:
-    """Large gathers go below by messages of their own, whose tag a caller may use, too."""
-
+def test_messages_and_large_collectives_do_not_mix() -> None:
     def work(group: PeerGroup) -> list[float]:
-        buffer, out = torch.zeros(8192), torch.zeros(16384)
+        buffer, out = torch.zeros(8192), torch.zeros(700_000)
         pending = group.begin_receive(buffer, 1 - group.rank, 1)
         group.begin_send(torch.full((8192,), 7.0), 1 - group.rank, 1)
-        group.all_gather(torch.full((8192,), 10.0 + group.rank), out).wait()
+        group.all_gather(torch.full((350_000,), 10.0 + group.rank), out).wait()
         pending.wait()
-        return [float(buffer.mean()), float(out[:8192].mean()), float(out[8192:].mean())]
+        return [float(buffer.mean()), float(out[:350_000].mean()), float(out[350_000:].mean())]
 
     assert in_groups(2, work) == [[7.0, 10.0, 11.0]] * 2
 

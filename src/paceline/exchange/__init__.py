@@ -18,7 +18,7 @@
 
     group           what all members do together with tensors: the contract, torch's own way
     scheduled       a schedule of `collectives/` on tensors
-    mapped          messages and small collectives in memory that processes of one machine map
+    mapped          messages and collectives in memory that processes of one machine map
 
 Their parts: member (its carrier of words and bytes, its part in checkpoints), model_copy (what goes
 to the store and comes back), unedited (who else changes the weights), own_changes (local changes

@@ -6,7 +6,7 @@
     torch        torch.distributed's own, NCCL or gloo
     scheduled    a sum along a schedule of `collectives/` (scheduled.py)
     ranks        torch's own on groups of the torchrun engine (engines/torchrun/group.py)
-    mapped       messages and small collectives in memory that processes of one machine map
+    mapped       in memory that processes of one machine map (mapped.py)
     symmetric    sums in such memory (engines/torchrun/symmetric_memory.py)
 
 All members begin the same operations in the same order, and wait for them. An operation may go on

@@ -1,17 +1,18 @@
-"""Messages and small collectives of processes of one machine, in memory that all of them map.
+"""Messages and collectives of processes of one machine, in memory that all of them map.
 
     memory of process 0   | ROUND, rooms | 2 slots | to each peer: SENT and lines | room |   room ..
 
-    gather    own numbers into a slot, ROUND  ..  all have begun this round: read all slots
+    round     own numbers into a slot, ROUND  ..  all have begun this round: read all slots
     send      the tensor into a room, where it lies into a line, SENT
     receive   SENT  ..  the peer's line: copy from its room, and the line is free again
 
 No socket and no thread: a message costs two copies, by the processes that wait for them anyway,
 where gloo has a thread in each process that takes a core from a process that computes. Two slots
 are enough: who begins a round has seen all others begin the one before, so they have read the one
-before that. A further room is memory of its own, made when the others are full and mapped by who
-first receives from it; like an allocator's, it is kept. Tensors of other devices and large
-collectives go by the group below. Source of the lines: the rings of MPI's transports in shared
+before that. What is larger than a slot takes several rounds, each of as much as stays in a cache. A
+further room is memory of its own, made when the others are full and mapped by who
+first receives from it; like an allocator's, it is kept. Tensors of other devices go
+by the group below. Source of the lines: the rings of MPI's transports in shared
 memory (D. Buntinas, G. Mercier, W. Gropp, "Design and Evaluation of Nemesis", CCGrid 2006). Above
 300 lines, since a message's way out and in is read together. This module must not know what is
 sent.
@@ -34,11 +35,12 @@ _LINE_WORDS: Final = LINE_BYTES // WORD_BYTES
 _ROUND: Final = 0
 _FURTHER_ROOMS, _ADDRESS_WORDS = 8, 4
 """The words where these are: for each an address, see `address_of`."""
-_SLOT_BYTES: Final = 4096
+_SLOT_BYTES: Final = 1 << 20
 _NUM_SLOTS, _NUM_LINES = 2, 1024
 """A peer that neither takes messages nor waits for any has room for so many; the next waits."""
-_FIRST_CHANNEL: Final = _SLOT_BYTES * (1 + _NUM_SLOTS)
-"""The first page has the words of rounds and rooms."""
+_PAGE: Final = 4096
+"""The first one has the words of rounds and rooms."""
+_FIRST_CHANNEL: Final = _PAGE + _SLOT_BYTES * _NUM_SLOTS
 _CHANNEL_BYTES: Final = LINE_BYTES * (1 + _NUM_LINES)
 _STATE, _TAG, _SIZE, _ROOM, _PLACE = range(5)
 """Words of a line; its state is 1 from when it is written until its message is copied."""
@@ -128,7 +130,7 @@ def _channel(peer: int) -> int:
 
 def _room_start(size: int) -> int:
     """Return the bytes before the first room in a group of this size."""
-    return -(-(_FIRST_CHANNEL + size * _CHANNEL_BYTES) // _SLOT_BYTES) * _SLOT_BYTES
+    return -(-(_FIRST_CHANNEL + size * _CHANNEL_BYTES) // _PAGE) * _PAGE
 
 
 def _further(room: int) -> int:
@@ -205,8 +207,8 @@ class _Rooms:
 class MappedGroup(PeerGroup):
     """Members of one machine that map each other's memory; one thread of each uses it.
 
-    A small collective is over when it has begun, so no member may wait for a message that another
-    one sends only after it.
+    A collective is over when it has begun, so no member may wait for a message that another one
+    sends only after it.
 
     Attributes:
         sent_bytes: bytes that this process has sent so, in all its groups.
@@ -230,7 +232,7 @@ class MappedGroup(PeerGroup):
         self._words = [Words(memory) for memory in memories]
         tensors = [memory.tensor() for memory in memories]
         self._slots = [
-            [memory[_SLOT_BYTES * (1 + slot) :][:_SLOT_BYTES] for memory in tensors]
+            [memory[_PAGE + _SLOT_BYTES * slot :][:_SLOT_BYTES] for memory in tensors]
             for slot in range(_NUM_SLOTS)
         ]
         self._rooms = [[memory[_room_start(self.size) :]] for memory in tensors]
@@ -247,38 +249,55 @@ class MappedGroup(PeerGroup):
     def all_reduce(
         self, tensor: Tensor, *, is_maximum: bool = False, at_once: bool = False
     ) -> Pending:
-        if not _is_small(tensor):
+        if tensor.device.type != "cpu":
             return self._below.all_reduce(tensor, is_maximum=is_maximum, at_once=at_once)
+        combine = torch.maximum if is_maximum else torch.add
         numbers = plain(tensor.detach()).view(-1)
-        rows = torch.empty(self.size * len(numbers), dtype=numbers.dtype)
-        self._gather(numbers, rows)
-        first, *others = rows.view(self.size, -1)
-        for row in others:  # in one order, so all have the same bits
-            torch.maximum(first, row, out=first) if is_maximum else first.add_(row)
-        numbers.copy_(first)
+        for piece in numbers.split(_SLOT_BYTES // numbers.itemsize):
+            first, *others = self._round([piece])
+            for other in others:  # in one order, so all have the same bits
+                first = combine(first, other, out=piece)
         return Made()
 
     def all_gather(self, mine: Tensor, out: Tensor) -> Pending:
-        if not _is_small(mine):
+        if mine.device.type != "cpu":
             return self._below.all_gather(mine, out)
-        self._gather(plain(mine.detach()).view(-1), plain(out.detach()).view(-1))
+        numbers, rows = plain(mine.detach()).view(-1), plain(out.detach()).view(self.size, -1)
+        length = _SLOT_BYTES // numbers.itemsize
+        for start in range(0, len(numbers), length):
+            piece = numbers[start : start + length]
+            for row, shown in zip(rows, self._round([piece]), strict=True):
+                row[start : start + length].copy_(shown)
         return Made()
 
     def all_to_all(self, mine: Tensor, out: Tensor) -> Pending:
-        return self._below.all_to_all(mine, out)
+        if mine.device.type != "cpu":
+            return self._below.all_to_all(mine, out)
+        parts, rows = (plain(one.detach()).view(self.size, -1) for one in (mine, out))
+        length = _SLOT_BYTES // self.size // parts.itemsize
+        for start in range(0, parts.shape[1], length):
+            stop = min(start + length, parts.shape[1])
+            shown = self._round([part[start:stop] for part in parts])
+            for row, one in zip(rows, shown, strict=True):
+                row[start:stop].copy_(one.view(self.size, -1)[self.rank])
+        return Made()
 
-    def _gather(self, mine: Tensor, out: Tensor) -> None:
-        """Gather a small ``(n,)`` tensor of each member into ``(size * n,)``."""
+    def _round(self, pieces: list[Tensor]) -> list[Tensor]:
+        """Show numbers to all members, one piece after the other.
+
+        Returns:
+            What each member shows, ``(n,)``, until the next round but one.
+        """
         self._num_rounds += 1
-        MappedGroup.sent_bytes += mine.nbytes
-        slots = self._slots[self._num_rounds % _NUM_SLOTS]
-        slots[self.rank][: mine.nbytes].view(mine.dtype).copy_(mine)
-        self._words[self.rank].set_and_wake(_ROUND, self._num_rounds)
-        number = self._num_rounds
-        for words, slot, row in zip(self._words, slots, out.view(self.size, -1), strict=True):
+        number, slots = self._num_rounds, self._slots[self._num_rounds % _NUM_SLOTS]
+        dtype, size = pieces[0].dtype, sum(piece.nbytes for piece in pieces)
+        torch.cat(pieces, out=slots[self.rank][:size].view(dtype))
+        MappedGroup.sent_bytes += size
+        self._words[self.rank].set_and_wake(_ROUND, number)
+        for words in self._words:
             while not words.wait_while(_ROUND, lambda value: value < number, _WAIT_S):
                 self._look()
-            row.copy_(slot[: mine.nbytes].view(mine.dtype))
+        return [slot[:size].view(dtype) for slot in slots]
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -416,7 +435,3 @@ def _line(peer: int, number: int) -> int:
 def _bytes_at(room: Tensor, place: int, tensor: Tensor) -> Tensor:
     """Return the numbers of a message in a room."""
     return room[place : place + tensor.nbytes].view(plain(tensor).dtype)
-
-
-def _is_small(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and 0 < tensor.nbytes <= _SLOT_BYTES
