@@ -109,6 +109,29 @@ def test_smaller_end_micro_batches_shorten_fill_and_drain() -> None:
     assert more + first == large + last == 1.0
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_only_micro_batch_of_the_first_worker_is_cut_so_that_the_second_begins_sooner(
+    schedule: str,
+) -> None:
+    """Two equal parts, 4 s of each part for a micro-batch; interleaved needs one of each worker."""
+
+    def graph_at(size: float) -> WorkGraph:
+        return layers(2.0 * size)
+
+    setting = replace(PIPELINE, schedule=schedule)
+    even = fastest_cut([MicroBatches(2, graph_at(1.0))], setting, CORES)
+    result = fastest_cut([MicroBatches(2, graph_at(1.0), graph_at)], setting, CORES)
+    if schedule == "interleaved":
+        assert (result.ends, result.seconds) == (ALIKE, even.seconds)
+        return
+    assert result.ends.first < 1.0
+    assert result.micro_batches == 2
+    assert result.seconds < even.seconds
+    shares = micro_batch_shares(2, 1, result.ends)
+    assert len(shares[0]) == 2
+    assert [sum(sizes) for sizes in shares] == [1.0, 1.0]
+
+
 def test_end_micro_batches_stay_equal_if_small_ones_take_as_long() -> None:
     def graph_at(size: float) -> WorkGraph:
         return layers(1.9 + 0.1 * size)

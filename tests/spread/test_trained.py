@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.partition.names import SplitName
+from paceline.partition.pipeline import EndSizes, micro_batch_shares
 from paceline.spread.cut import make_cut
 from paceline.spread.group import Ranks, SplitGroups
 from paceline.spread.pipeline import PartRunner
@@ -69,9 +70,11 @@ def trained(ranks: Ranks, model: nn.Module, schedule: str) -> TrainedModel:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
 @pytest.mark.parametrize("rows", [(4, 4), (4, 3), (3, 4, 2)])
+@pytest.mark.parametrize("ends", [None, EndSizes(0.33, 1.0), EndSizes(0.5, 0.5)], ids=str)
 def test_losses_and_gradients_equal_those_of_the_whole(
-    schedule: str, rows: tuple[int, ...]
+    schedule: str, rows: tuple[int, ...], ends: EndSizes | None
 ) -> None:
+    """Where there are ends, a worker has one micro-batch, but for who has a smaller end."""
     whole, size = copy.deepcopy(SKIPPING), len(rows)
     shares = list(zip(X[: sum(rows)].split(rows), Y[: sum(rows)].split(rows), strict=True))
     losses = [LOSS(whole(x), y) for x, y in shares]
@@ -80,6 +83,8 @@ def test_losses_and_gradients_equal_those_of_the_whole(
     def work(ranks: Ranks) -> tuple[float, dict[str, Tensor | None]]:
         model = copy.deepcopy(SKIPPING)
         made = trained(ranks, model, schedule)
+        if ends is not None:
+            object.__setattr__(made.cut, "shares", micro_batch_shares(size, 1, ends))
         loss = made.train_on(*shares[ranks.everyone.rank])
         loss.backward()  # type: ignore[no-untyped-call]
         made.come_to_end()

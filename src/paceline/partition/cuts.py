@@ -72,6 +72,7 @@ class FastestCut(NamedTuple):
     """The cut and number of micro-batches with the shortest step.
 
     Attributes:
+        micro_batches: of the size that ``graph`` is for.
         ends: relative sizes of the first and last micro-batch.
     """
 
@@ -124,14 +125,16 @@ def _with_ends(
 ) -> tuple[float, Placement]:
     """Return the seconds and the price of a cut whose first and last micro-batch differ in size."""
     each, rest = divmod(choice.num, setting.num_workers)
-    if choice.graph_at is None or rest or setting.schedule == "gpipe":
+    may_differ = setting.schedule == "1f1b" or (setting.schedule == "interleaved" and each > 1)
+    if choice.graph_at is None or rest or not may_differ:
         return float("inf"), cut
     rank_shares = micro_batch_shares(setting.num_workers, each, ends)
     sizes = [each * share for shares in rank_shares for share in shares]
     part_of, order = cut.part_of(), [part.worker for part in cut.parts]
     node_parts = [part_of[node] for node in range(len(choice.graph))]
     prices = {size: place(choice.graph_at(size), setting, node_parts, order) for size in set(sizes)}
-    run = pipeline_step(cut, setting, cores, each=[prices[size] for size in sizes])
+    scheduled = replace(setting, micro_batches=len(sizes))
+    run = pipeline_step(cut, scheduled, cores, each=[prices[size] for size in sizes])
     largest = sorted(sizes, reverse=True)
     parts = tuple(
         replace(

@@ -19,7 +19,7 @@ class EndSizes(NamedTuple):
     """The sizes of an update's very first and very last micro-batch.
 
     Each is relative to the other micro-batches of its rank, where the micro-batches of one rank
-    follow those of another.
+    follow those of another. A rank with only one is given two if it has an end that is smaller.
     """
 
     first: float = 1.0
@@ -40,8 +40,13 @@ def micro_batch_shares(
     Example:
         >>> micro_batch_shares(2, 2, EndSizes(0.25, 1.0))
         ((0.2, 0.8), (0.5, 0.5))
+        >>> micro_batch_shares(2, 1, EndSizes(0.25, 1.0))
+        ((0.2, 0.8), (1.0,))
     """
     rank_sizes = [[1.0] * each for _ in range(ranks)]
+    if each == 1:
+        rank_sizes[0] += [1.0] * (ends.first != 1.0)
+        rank_sizes[-1] += [1.0] * (ends.last != 1.0)
     rank_sizes[0][0] *= ends.first
     rank_sizes[-1][-1] *= ends.last
     return tuple(tuple(size / sum(sizes) for size in sizes) for sizes in rank_sizes)

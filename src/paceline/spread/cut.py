@@ -136,7 +136,7 @@ def make_cut(
         choice = _choose(traced, inputs, (most, mini_batch), name, speeds, link)
     chosen = tell_all(ranks.everyone, choice)[0]
     _refuse_other_pieces(traced, chosen, seat)
-    parts, rows = make_parts(traced, chosen["part_of"]), _rows(mini_batch, chosen["most"])
+    parts, rows = make_parts(traced, chosen["part_of"]), _rows(mini_batch, chosen["each"])
     is_fixed = traced.how == "torch.export"
     if is_fixed:
         parts = make_parts(trace(model, inputs(rows)), chosen["part_of"])
@@ -146,7 +146,7 @@ def make_cut(
         flow = find_flow(parts, inputs(sizes[0]), is_known=not traced.kept)
     return ModelCut(
         parts=parts, code=code, borders=borders, flow=flow, form=form,
-        shares=micro_batch_shares(name.parts, chosen["most"], EndSizes(*chosen["ends"])),
+        shares=micro_batch_shares(name.parts, chosen["each"], EndSizes(*chosen["ends"])),
         order=tuple(chosen["order"]), balance=chosen["balance"], note=chosen["note"],
         schedule=name.schedule,
         fixed_rows=rows if is_fixed else None,
@@ -314,7 +314,7 @@ def _choose(
     cut, part_of = fastest.placement, fastest.placement.part_of()
     return {
         "part_of": [part_of[node] for node in range(len(fastest.graph))],
-        "most": fastest.micro_batches // name.parts,
+        "each": fastest.micro_batches // name.parts,
         "ends": fastest.ends,
         "balance": cut.balance_of(name.parts),
         "order": [part.worker for part in cut.parts] if each == 1 else list(range(name.parts)),
@@ -361,8 +361,9 @@ def _note(fastest: FastestCut, name: SplitName) -> str:
         first = graph.nodes[part.nodes[0]].name.partition(" .. ")[0]
         last = graph.nodes[part.nodes[-1]].name.rpartition(" .. ")[2]
         layers.append(first if first == last else f"{first} .. {last}")
+    shares = micro_batch_shares(name.parts, fastest.micro_batches // name.parts, fastest.ends)
     return (
-        f"{replace(name, schedule='')}: {' | '.join(layers)}; {fastest.micro_batches} "
+        f"{replace(name, schedule='')}: {' | '.join(layers)}; {sum(map(len, shares))} "
         f"micro-batches by {name.schedule}{_note_of_ends(fastest.ends)}, "
         f"balance {cut.balance_of(name.parts):.0%}, "
         f"{fastest.seconds * 1e3:.1f} ms a step predicted, without the optimizer"
