@@ -28,6 +28,8 @@ from .modes import modes_kept
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CLOSE = 1e-4
+_VECTOR = 16
+"""Float numbers of the longest vectors of a CPU: layers of 22 channels take as long as of 32."""
 _STRIDE = 0x9E3779B97F4A7C15
 """Distance between the seeds of workers: 2 ** 64 over the golden ratio, as in splitmix64."""
 
@@ -173,13 +175,15 @@ class _Recorder(fx.Interpreter):
 
 
 def _share(channels: int, rank: int, size: int) -> tuple[int, int]:
-    """Return where a worker's channels begin and end.
+    """Return where a worker's channels begin and end: whole vectors, where there are enough.
 
     Example:
-        >>> [_share(5, rank, 2) for rank in (0, 1)]
-        [(0, 2), (2, 5)]
+        >>> [_share(5, rank, 2) for rank in (0, 1)], [_share(64, rank, 3) for rank in (0, 1, 2)]
+        ([(0, 2), (2, 5)], [(0, 16), (16, 32), (32, 64)])
     """
-    return channels * rank // size, channels * (rank + 1) // size
+    whole = _VECTOR if channels >= _VECTOR * size and channels % _VECTOR == 0 else 1
+    num = channels // whole
+    return num * rank // size * whole, num * (rank + 1) // size * whole
 
 
 def _cuts(layers: Sequence[Any], rank: int, size: int) -> tuple[tuple[int, int], tuple[int, int]]:
