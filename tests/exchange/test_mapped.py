@@ -279,7 +279,66 @@ def test_what_was_sent_is_counted() -> None:
 
     before = MappedGroup.sent_bytes
     in_groups(2, work)
-    assert MappedGroup.sent_bytes - before == 2 * (4000 + 8)
+    assert MappedGroup.sent_bytes - before == 2 * (4000 + 8)  # as 8 bytes go to the other
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_collectives_count_what_the_price_of_a_split_counts(size: int) -> None:
+    num_bytes = 12_000_000
+
+    def work(group: PeerGroup) -> list[int]:
+        whole = torch.zeros(num_bytes // 4)
+        operations = (
+            lambda: group.all_reduce(whole),
+            lambda: group.all_gather(whole.view(size, -1)[group.rank], whole),
+            lambda: group.all_to_all(whole, torch.zeros_like(whole)),
+        )
+        counts = []
+        for operation in operations:
+            meet(group)
+            before = MappedGroup.sent_bytes
+            meet(group)
+            operation().wait()
+            meet(group)
+            counts.append(MappedGroup.sent_bytes - before)
+        return counts
+
+    def meet(group: PeerGroup) -> None:
+        barrier.wait()
+
+    barrier = threading.Barrier(size)
+    share = (size - 1) * num_bytes  # of all threads together
+    assert in_groups(size, work)[0] == [2 * share, share, share]
+
+
+def test_a_member_that_exchanges_something_else_is_an_error() -> None:
+    def work(group: PeerGroup) -> str:
+        try:
+            group.all_reduce(torch.ones(3 + group.rank)).wait()
+        except ProtocolError as error:
+            return str(error)
+        return ""
+
+    assert in_groups(2, work)[0] == "member 1 exchanges 16 bytes where member 0 exchanges 12"
+
+
+@pytest.mark.parametrize("is_maximum", [False, True])
+def test_large_sums_of_three_are_divided_and_the_same_bits_in_all(is_maximum: bool) -> None:
+    count = 700_001
+
+    def addend(rank: int) -> Tensor:
+        return torch.randn(count, generator=torch.Generator().manual_seed(rank))
+
+    def work(group: PeerGroup) -> Tensor:
+        total = addend(group.rank)
+        group.all_reduce(total, is_maximum=is_maximum).wait()
+        return total
+
+    first, *others = in_groups(3, work)
+    rows = torch.stack([addend(rank) for rank in range(3)])
+    expected = rows.amax(0) if is_maximum else rows[0] + rows[1] + rows[2]
+    assert torch.equal(first, expected)
+    assert all(torch.equal(first, other) for other in others)
 
 
 def test_a_message_of_another_size_is_an_error() -> None:

@@ -9,19 +9,20 @@
 No socket and no thread: a message costs two copies, by the processes that wait for them anyway,
 where gloo has a thread in each process that takes a core from a process that computes. Two slots
 are enough: who begins a round has seen all others begin the one before, so they have read the one
-before that. What is larger than a slot takes several rounds, each of as much as stays in a cache. A
-further room is memory of its own, made when the others are full and mapped by who
-first receives from it; like an allocator's, it is kept. Tensors of other devices go
-by the group below. Source of the lines: the rings of MPI's transports in shared
-memory (D. Buntinas, G. Mercier, W. Gropp, "Design and Evaluation of Nemesis", CCGrid 2006). Above
-300 lines, since a message's way out and in is read together. This module must not know what is
-sent.
+before that. What is larger than a slot takes several rounds, each of as much as stays in a cache.
+A sum of more than two takes two: each adds up its share of what all show, and shows that. A further
+room is memory of its own, made when the others are full and mapped by who first receives from it;
+like an allocator's, it is kept. Tensors of other devices go by the group below. Source of the
+lines: the rings of MPI's transports in shared memory (D. Buntinas, G. Mercier, W. Gropp, "Design
+and Evaluation of Nemesis", CCGrid 2006). Above 300 lines, since a message's way out and in is read
+together. This module must not know what is sent.
 """
 
 import os
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import torch
@@ -33,11 +34,15 @@ from .group import Made, MemberGroup, PeerGroup, Pending, plain
 
 _LINE_WORDS: Final = LINE_BYTES // WORD_BYTES
 _ROUND: Final = 0
+_SHOWN: Final = 1
+"""The bytes in each slot: a member that does something else is seen."""
 _FURTHER_ROOMS, _ADDRESS_WORDS = 8, 4
 """The words where these are: for each an address, see `address_of`."""
 _SLOT_BYTES: Final = 1 << 20
 _NUM_SLOTS, _NUM_LINES = 2, 1024
 """A peer that neither takes messages nor waits for any has room for so many; the next waits."""
+_DIVIDED_BYTES: Final = 1 << 16
+"""Sums of more than two members are divided from this size on: a second round costs less."""
 _PAGE: Final = 4096
 """The first one has the words of rounds and rooms."""
 _FIRST_CHANNEL: Final = _PAGE + _SLOT_BYTES * _NUM_SLOTS
@@ -211,7 +216,8 @@ class MappedGroup(PeerGroup):
     sends only after it.
 
     Attributes:
-        sent_bytes: bytes that this process has sent so, in all its groups.
+        sent_bytes: bytes that this process would have sent so, in all its groups, if no memory were
+            mapped.
 
     Args:
         below: the same members, for what does not go through the memory.
@@ -251,19 +257,33 @@ class MappedGroup(PeerGroup):
     ) -> Pending:
         if tensor.device.type != "cpu":
             return self._below.all_reduce(tensor, is_maximum=is_maximum, at_once=at_once)
-        combine = torch.maximum if is_maximum else torch.add
         numbers = plain(tensor.detach()).view(-1)
+        self._count(2 * numbers.nbytes * (self.size - 1) // self.size)
         for piece in numbers.split(_SLOT_BYTES // numbers.itemsize):
-            first, *others = self._round([piece])
-            for other in others:  # in one order, so all have the same bits
-                first = combine(first, other, out=piece)
+            shown = self._round([piece])
+            if self.size == 2 or piece.nbytes < _DIVIDED_BYTES:
+                self._combine(shown, piece, is_maximum)
+                continue
+            bounds = [len(piece) * rank // self.size for rank in range(self.size + 1)]
+            shares = [slice(*pair) for pair in pairwise(bounds)]
+            own = shares[self.rank]
+            self._combine([one[own] for one in shown], piece[own], is_maximum)
+            for share, one in zip(shares, self._round([piece[own]], piece.nbytes), strict=True):
+                piece[share].copy_(one[: share.stop - share.start])
         return Made()
+
+    def _combine(self, rows: Sequence[Tensor], out: Tensor, is_maximum: bool) -> None:
+        """Add up what members show, or take the maximum, in one order: all get the same bits."""
+        total, *others = rows
+        for other in others:
+            total = (torch.maximum if is_maximum else torch.add)(total, other, out=out)
 
     def all_gather(self, mine: Tensor, out: Tensor) -> Pending:
         if mine.device.type != "cpu":
             return self._below.all_gather(mine, out)
         numbers, rows = plain(mine.detach()).view(-1), plain(out.detach()).view(self.size, -1)
         length = _SLOT_BYTES // numbers.itemsize
+        self._count(numbers.nbytes * (self.size - 1))
         for start in range(0, len(numbers), length):
             piece = numbers[start : start + length]
             for row, shown in zip(rows, self._round([piece]), strict=True):
@@ -275,6 +295,7 @@ class MappedGroup(PeerGroup):
             return self._below.all_to_all(mine, out)
         parts, rows = (plain(one.detach()).view(self.size, -1) for one in (mine, out))
         length = _SLOT_BYTES // self.size // parts.itemsize
+        self._count(parts.nbytes * (self.size - 1) // self.size)
         for start in range(0, parts.shape[1], length):
             stop = min(start + length, parts.shape[1])
             shown = self._round([part[start:stop] for part in parts])
@@ -282,22 +303,38 @@ class MappedGroup(PeerGroup):
                 row[start:stop].copy_(one.view(self.size, -1)[self.rank])
         return Made()
 
-    def _round(self, pieces: list[Tensor]) -> list[Tensor]:
+    def _round(self, pieces: list[Tensor], room: int = 0) -> list[Tensor]:
         """Show numbers to all members, one piece after the other.
+
+        Args:
+            room: bytes of what is returned, where members show different amounts; 0: as many as
+                they show, which must be the same in all.
 
         Returns:
             What each member shows, ``(n,)``, until the next round but one.
+
+        Raises:
+            ProtocolError: another member shows another number of bytes.
         """
         self._num_rounds += 1
-        number, slots = self._num_rounds, self._slots[self._num_rounds % _NUM_SLOTS]
-        dtype, size = pieces[0].dtype, sum(piece.nbytes for piece in pieces)
-        torch.cat(pieces, out=slots[self.rank][:size].view(dtype))
-        MappedGroup.sent_bytes += size
-        self._words[self.rank].set_and_wake(_ROUND, number)
-        for words in self._words:
+        number, at = self._num_rounds, self._num_rounds % _NUM_SLOTS
+        dtype, num_bytes = pieces[0].dtype, sum(piece.nbytes for piece in pieces)
+        own, expected = self._words[self.rank], room or num_bytes
+        torch.cat(pieces, out=self._slots[at][self.rank][:num_bytes].view(dtype))
+        own[_SHOWN + at] = expected
+        own.set_and_wake(_ROUND, number)
+        for member, words in enumerate(self._words):
             while not words.wait_while(_ROUND, lambda value: value < number, _WAIT_S):
                 self._look()
-        return [slot[:size].view(dtype) for slot in slots]
+            if (shown := words[_SHOWN + at]) != expected:
+                raise ProtocolError(
+                    f"member {member} exchanges {shown} bytes where member {self.rank} exchanges "
+                    f"{expected}"
+                )
+        return [slot[:expected].view(dtype) for slot in self._slots[at]]
+
+    def _count(self, num_bytes: int) -> None:
+        MappedGroup.sent_bytes += num_bytes
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -311,7 +348,7 @@ class MappedGroup(PeerGroup):
         words[state + _TAG], words[state + _SIZE] = tag, tensor.nbytes
         words[state + _ROOM], words[state + _PLACE] = block.room, block.place
         words[state] = 1
-        MappedGroup.sent_bytes += tensor.nbytes
+        self._count(tensor.nbytes)
         self._num_sent[peer] += 1
         words.set_and_wake(_channel(peer), self._num_sent[peer])
         return Made()

@@ -29,7 +29,9 @@ from .modes import modes_kept
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CLOSE = 1e-4
 _VECTOR = 16
-"""Float numbers of the longest vectors of a CPU: layers of 22 channels take as long as of 32."""
+"""Channels that a convolution computes at once: 22 take as long as 32. For a linear layer, 1."""
+_GROWN = 1.15
+"""The largest share of whole vectors is smaller than this, relative to an even one."""
 _STRIDE = 0x9E3779B97F4A7C15
 """Distance between the seeds of workers: 2 ** 64 over the golden ratio, as in splitmix64."""
 
@@ -174,22 +176,32 @@ class _Recorder(fx.Interpreter):
         return result
 
 
-def _share(channels: int, rank: int, size: int) -> tuple[int, int]:
-    """Return where a worker's channels begin and end: whole vectors, where there are enough.
+def _share(channels: int, rank: int, size: int, vector: int = 1) -> tuple[int, int]:
+    """Return where a worker's channels begin and end.
+
+    Args:
+        vector: channels that are computed at once. Whole vectors are divided where no share grows
+            much, or shares are so small that the rest of a vector takes as long as a whole one.
 
     Example:
-        >>> [_share(5, rank, 2) for rank in (0, 1)], [_share(64, rank, 3) for rank in (0, 1, 2)]
-        ([(0, 2), (2, 5)], [(0, 16), (16, 32), (32, 64)])
+        >>> [_share(5, rank, 2) for rank in (0, 1)]
+        [(0, 2), (2, 5)]
+        >>> [_share(64, rank, 3, 16) for rank in (0, 1, 2)]
+        [(0, 16), (16, 32), (32, 64)]
     """
-    whole = _VECTOR if channels >= _VECTOR * size and channels % _VECTOR == 0 else 1
-    num = channels // whole
-    return num * rank // size * whole, num * (rank + 1) // size * whole
+    num, rest = divmod(channels, vector)
+    largest = -(-num // size) * vector
+    is_whole = not rest and num >= size
+    if is_whole and (largest < _GROWN * channels / size or channels < 2 * vector * size):
+        return num * rank // size * vector, num * (rank + 1) // size * vector
+    return channels * rank // size, channels * (rank + 1) // size
 
 
 def _cuts(layers: Sequence[Any], rank: int, size: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return where a worker's outputs of the first layer and inputs of the second begin and end."""
     channels = layers[0].weight.shape[0]
-    start, stop = _share(channels, rank, size)
+    vector = 1 if isinstance(layers[0], nn.Linear) else _VECTOR
+    start, stop = _share(channels, rank, size, vector)
     each = layers[1].weight.shape[1] // channels
     return (start, stop), (start * each, stop * each)
 

@@ -364,16 +364,16 @@ def _note(fastest: FastestCut, name: SplitName) -> str:
     shares = micro_batch_shares(name.parts, fastest.micro_batches // name.parts, fastest.ends)
     return (
         f"{replace(name, schedule='')}: {' | '.join(layers)}; {sum(map(len, shares))} "
-        f"micro-batches by {name.schedule}{_note_of_ends(fastest.ends)}, "
+        f"micro-batches by {name.schedule}{_note_of_ends(fastest.ends, shares)}, "
         f"balance {cut.balance_of(name.parts):.0%}, "
         f"{fastest.seconds * 1e3:.1f} ms a step predicted, without the optimizer"
     )
 
 
-def _note_of_ends(ends: EndSizes) -> str:
+def _note_of_ends(ends: EndSizes, shares: Sequence[Sequence[float]]) -> str:
     if ends == ALIKE:
         return ""
-    return f", the first {ends.first:g} and the last {ends.last:g} times as large as others"
+    return f", the first {shares[0][0]:.0%} and the last {shares[-1][-1]:.0%} of a mini-batch"
 
 
 def _note_of_speeds(cut: Placement, speeds: Sequence[float]) -> str:
