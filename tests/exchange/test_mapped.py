@@ -323,7 +323,7 @@ def test_a_member_that_exchanges_something_else_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("is_maximum", [False, True])
-def test_large_sums_of_three_are_divided_and_the_same_bits_in_all(is_maximum: bool) -> None:
+def test_large_sums_are_in_the_order_of_members_and_the_same_bits_in_all(is_maximum: bool) -> None:
     count = 700_001
 
     def addend(rank: int) -> Tensor:

@@ -218,7 +218,8 @@ def _messages(num_workers: int, places: float, beside: Neighbours | None) -> _Me
 
 def _measured(result: ExchangeCosts, num_workers: int, places: float) -> Exchanges:
     """Return measured exchanges, scaled if there are more workers than processes: by what each
-    sends, (n - 1) / n of the bytes, and by how many share the cores."""
+    sends, (n - 1) / n of the bytes, or reads for a sum, n times as many, and by how many share the
+    cores."""
 
     def sent(num: int) -> float:
         return (num - 1) / num
@@ -226,7 +227,7 @@ def _measured(result: ExchangeCosts, num_workers: int, places: float) -> Exchang
     sharing = max(1.0, num_workers / places) / max(1.0, result.size / places)
     factor = sharing * sent(num_workers) / sent(result.size)
     return Exchanges(
-        sum_s=lambda size, num: sharing * sent(num) / sent(result.size) * at(result.sum_s, size),
+        sum_s=lambda size, num: sharing * num / result.size * at(result.sum_s, size),
         gather_s=lambda size: factor * at(result.gather_s, size),
         reduce_s=lambda size: factor * at(result.reduce_s, size),
         meeting_s=sharing * result.meeting_s, turn_s=sharing * result.turn_s,
