@@ -50,5 +50,6 @@ def test_more_workers_than_measured_take_longer() -> None:
     more = _measured(result, 8, places=2)  # twice as many per core
     assert more.gather_s(50) == pytest.approx(2 * (7 / 8) / (3 / 4) * 50)
     assert (more.meeting_s, more.turn_s) == (2.0, 4.0)
+    assert more.sum_s(50, 8) == pytest.approx(2 * 2 * 50)  # each reads what all have
     pair = alike.sum_s(50, 2)  # two of them, at the same time as the two others
-    assert pair == pytest.approx((1 / 2) / (3 / 4) * 50)
+    assert pair == pytest.approx(2 / 4 * 50)
