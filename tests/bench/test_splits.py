@@ -124,7 +124,7 @@ def test_split_none_uses_one_worker_and_the_same_batch() -> None:
         assert flags["--batch-size"] == "64"
 
 
-def test_process_is_measured_from_its_third_loss(
+def test_process_is_measured_from_its_third_update(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Bytes of the measurement itself are not counted; the peak excludes earlier memory."""
@@ -154,8 +154,17 @@ def test_process_is_measured_from_its_third_loss(
     assert busy == (0.5,)
 
 
-def test_bench_splits_runs_and_plots_a_split(say: Say, tmp_path: Path) -> None:
+def test_bench_splits_runs_and_plots_a_split(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "three_layers.py").write_text(TASK)
+    num_lines = list[int]()
+
+    def read(folder: Path) -> tuple[tuple[float, ...], ...]:
+        num_lines.extend(len(path.read_text().splitlines()) for path in folder.glob("*.jsonl"))
+        return read_watches(folder)
+
+    monkeypatch.setattr(splits, "read_watches", read)
     code, out, err = say(
         "bench splits three_layers:task -n 2 --only network --updates 8 --plot s.svg --json"
     )
@@ -164,6 +173,7 @@ def test_bench_splits_runs_and_plots_a_split(say: Say, tmp_path: Path) -> None:
     (network,) = report["rows"]
     assert len(network["steps_s"]) >= 2 * 4
     assert min(network["steps_s"]) > 0
+    assert num_lines == [8 - 2] * 2 * report["rounds"]  # one an update from both workers
     assert network["sent_bytes"] > 4 * 8 * 64 / 2  # at least half of the border
     assert 0 < network["balance"] <= 1
     assert network["memory_bytes"] > 0

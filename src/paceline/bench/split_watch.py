@@ -1,20 +1,23 @@
 """Memory, CPU time and bytes written of each worker's process in a run of ``bench splits``.
 
-    model()   after imports and a first small step: the memory before
-    loss 2    freed memory is returned to the system; the peak is reset
-    loss 3..  a line: peak memory so far, seconds of CPU, bytes written
+    model()         after imports and a first small step: the memory before
+    zero_grad 2     freed memory is returned to the system; the peak is reset
+    zero_grad 3..   a line: peak memory so far, seconds of CPU, bytes written
 
-This module must not know what is split, nor how.
+Each worker calls zero_grad() once an update, however the model is divided; a loss is computed for
+each micro-batch, and only where the last part is. This module must not know what is split, nor how.
 """
 
 import json
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.optim import Optimizer
 
 from ..data.arrays import Splits
 from ..exchange.mapped import MappedGroup
@@ -26,7 +29,7 @@ from .device import peak_bytes, reset_peak
 ASKED = "BENCH_SPLITS_ASKED"
 """The environment variable with the watched task and the folder of the notes, as JSON."""
 _FIRST_NOTE = 2
-"""The loss at which the peak is reset: the first step still allocates."""
+"""The update at whose beginning the peak is reset: the first one still allocates."""
 _CPU = torch.device("cpu")
 
 
@@ -40,21 +43,26 @@ def seen_task() -> Task:
         watch.begin()
         return task.module()
 
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        value = task.loss(outputs, targets)
-        if value.requires_grad:
+    def optimizer(parameters: Iterable[nn.Parameter], rate: float) -> Optimizer:
+        made = task.optimizer(parameters, rate)
+        own = made.zero_grad
+
+        def zero_grad(set_to_none: bool = True) -> None:
             watch.note()
-        return value
+            own(set_to_none=set_to_none)
+
+        made.zero_grad = zero_grad  # type: ignore[method-assign]  # of this optimizer alone
+        return made
 
     def data() -> Splits:
         splits = task.splits()
         return Splits(train=splits.train, test=None, source=splits.source)
 
-    return replace(task, model=model, loss=loss, data=data)
+    return replace(task, model=model, optimizer=optimizer, data=data)
 
 
 class ProcessWatch:
-    """Writes a line of JSON at each loss: the process's memory, CPU time and bytes written.
+    """Writes a line of JSON at each update: the process's memory, CPU time and bytes written.
 
     Args:
         folder: of its file, which is named by the process id.
@@ -74,7 +82,7 @@ class ProcessWatch:
         self._before = peak_bytes(_CPU)
 
     def note(self) -> None:
-        """Count a training step's loss; from the third on, write a line."""
+        """Count an update that begins; from the third on, write a line."""
         self._count += 1
         if self._count == _FIRST_NOTE:
             give_back_freed()
