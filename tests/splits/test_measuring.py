@@ -1,12 +1,13 @@
 """Time and memory of pieces."""
 
+import gc
 import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import hard_to_cut as nets
 from paceline.errors import ConfigError
@@ -30,6 +31,21 @@ def test_pieces_sum_to_the_time_of_the_whole() -> None:
     backward_s = sum(node.backward_s + node.late_s + node.first_s for node in result.graph.nodes)
     assert backward_s == pytest.approx(result.backward_s)
     assert not result.is_counted
+
+
+def test_no_tensor_is_kept_after_a_measurement() -> None:
+    """Hooks on what is saved refer to each other through graphs that no collector looks into."""
+    inputs = (torch.randn(8, 16),)
+    traced = trace(mlp(), inputs)
+
+    def num_tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(one), Tensor) for one in gc.get_objects())
+
+    measure(traced, inputs)
+    before = num_tensors()
+    measure(traced, inputs)
+    assert num_tensors() == before
 
 
 def test_momentary_slowness_changes_no_cost(

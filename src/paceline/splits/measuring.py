@@ -262,7 +262,7 @@ class _Walk(fx.Interpreter):
             alive.append(tensor)
             if _storage(tensor) not in self._held_storages:
                 kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
-            return tensor
+            return tensor.detach()  # an output that it saves would keep its own graph
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             outputs = forward()
@@ -271,6 +271,7 @@ class _Walk(fx.Interpreter):
                 if kept.pop(_storage(tensor), 0):
                     self.is_kept.add(node)
         del outputs
+        alive.clear()  # the graphs of these refer to them by `pack`, which no collector sees
         return sum(kept.values())
 
     def untrained_of(self, piece: Sequence[fx.Node]) -> dict[int, Tensor]:
