@@ -5,10 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from paceline.collectives.base import LinkCost
-from paceline.exchange.group import TorchGroup
 from paceline.predict.exchanges import ExchangeCosts, measure
 from paceline.predict.split_costs import _measured
-from paceline.spread.group import Ranks
 from paceline.spread.units import ParameterUnit
 from threaded import in_threads
 
@@ -26,7 +24,7 @@ def test_exchange_operations_are_timed_by_all_workers_at_once(
             own(self)
 
         monkeypatch.setattr(ParameterUnit, name, counted)
-    for result in in_threads(2, lambda ranks: measure(everyone(ranks))):
+    for result in in_threads(2, lambda ranks: measure(ranks.near(ranks.part("near", range(2))))):
         assert result.size == 2
         assert result.meeting_s > 0.0
         assert result.turn_s >= 0.0
@@ -34,11 +32,6 @@ def test_exchange_operations_are_timed_by_all_workers_at_once(
             assert 0.0 < curve[0][1] < curve[-1][1]
             assert [size for size, _ in curve] == sorted(size for size, _ in curve)
     assert min(called.values()) > 20
-
-
-def everyone(ranks: Ranks) -> TorchGroup:
-    assert isinstance(ranks.everyone, TorchGroup)
-    return ranks.everyone
 
 
 def test_more_workers_than_measured_take_longer() -> None:
