@@ -118,7 +118,7 @@ def test_branching_model_is_reported_with_its_line() -> None:
 
 def test_batch_norm_is_named() -> None:
     about = dict(plan_splits(question("normed", 2)).about)
-    assert about["batch norm"].startswith("1 use statistics of the whole batch")
+    assert about["batch norm"].startswith("1 use statistics of a whole batch")
 
 
 def test_large_model_gets_the_table_and_a_split_as_advice(

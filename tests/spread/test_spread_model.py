@@ -475,7 +475,6 @@ def normed() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "parts", "words"),
     [
-        (normed, 2, "batch norm looks at the whole batch"),
         (spectral, 2, "0.parametrizations.weight.0._u: a buffer that each forward pass"),
         (calibrated, 2, "1.seen: a buffer that each forward pass"),
         (Scaled, 2, "returns something else for a batch than for its halves"),
@@ -515,6 +514,53 @@ def test_frozen_layers_stay_frozen_and_unfrozen_ones_are_refused() -> None:
         assert modes == [True, False, True, False]
         assert message.startswith("1: batch norm looks at the whole batch")
         assert "freeze it by .eval()" in message
+
+
+class NormedTwice(nn.Module):
+    """A layer that is called twice stays in one part, with its running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.second(self.norm(self.first(x))))
+
+
+@pytest.mark.parametrize("make", [normed, NormedTwice])
+def test_batch_norm_takes_whole_mini_batches_as_if_gradients_were_accumulated(
+    make: Callable[[], nn.Module],
+) -> None:
+    """Outputs, gradients and running statistics: each worker's mini-batch, one after the other."""
+    _, (x, _) = model_and_inputs()
+    start = in_own_random(make)
+    whole, shares = copy.deepcopy(start), x[:9].split((5, 4))
+    outputs = [whole(share) for share in shares]
+    for y in outputs:
+        (y.square().mean() / 2).backward()  # workers have 4 samples each by their lease
+
+    def work(ranks: Ranks) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        model = copy.deepcopy(start)
+        made = spread(ranks, model, (x,), SplitName(2, 1))
+        y = model(shares[ranks.everyone.rank])
+        y.square().mean().backward()
+        made.come_to_end()
+        assert made.changed_buffers == 0
+        grads = {
+            name: one.grad for name, one in made.own.named_parameters() if one.grad is not None
+        }
+        return y.detach(), grads, {name: one.clone() for name, one in made.own.named_buffers()}
+
+    results = in_threads(2, work)
+    grads = {name: grad for _, some, _ in results for name, grad in some.items()}
+    buffers = {name: buffer for *_, some in results for name, buffer in some.items()}
+    assert all(close_to(y, expected) for (y, *_), expected in zip(results, outputs, strict=True))
+    assert grads.keys() == dict(whole.named_parameters()).keys()
+    assert all(close_to(grads[name], one.grad) for name, one in whole.named_parameters())
+    assert buffers.keys() == dict(whole.named_buffers()).keys()
+    assert all(close_to(buffers[name], one) for name, one in whole.named_buffers())
 
 
 def test_frozen_buffer_is_refused_once_it_trains() -> None:

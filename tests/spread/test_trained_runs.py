@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ranks import Ended, run_ranks
+from ranks import Ended, run_by_mpirun, run_ranks
 from runs import Run
 
 TASK = """
@@ -116,3 +116,49 @@ def mean_losses(run: Run) -> list[float]:
             loss = push.loss * push.num_samples
             sums[push.ticket.version] = total + loss, num + push.num_samples
     return [total / num for _, (total, num) in sorted(sums.items())]
+
+
+NORMED_SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+pace = paceline.connect()
+torch.manual_seed(3)
+layers = [nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 6), nn.BatchNorm1d(6)]
+model = nn.Sequential(*layers, nn.Tanh(), nn.Linear(6, 3)).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+inputs = torch.randn(60, 6, dtype=torch.float64)
+data = TensorDataset(inputs, inputs[:, :3].argmax(1))
+model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=12))
+for epoch in pace.epochs(2):
+    for x, y in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+statistics = [layers[at].running_var.tolist() for at in (1, 4)]
+state = model.state_dict()
+assert [state[f"{at}.running_var"].tolist() for at in (1, 4)] == statistics
+if pace.worker == 0:
+    torch.save(state, "state.pt")
+"""
+
+
+@pytest.mark.timeout(150)
+def test_batch_norm_trains_as_where_only_the_data_is_divided(tmp_path: Path) -> None:
+    """In parts, too, each worker's mini-batch is normalised by itself; all know the statistics."""
+    states, said = [], ""
+    for name in ("data", "network"):
+        (folder := tmp_path / name).mkdir()
+        ended = run_by_mpirun(folder, 2, NORMED_SCRIPT, PACELINE_SPLIT=name)
+        assert ended.code == 0, ended.said
+        states.append(torch.load(folder / "state.pt"))
+        said = " ".join(ended.said.split())
+    assert "its running statistics change with each of these in turn" in said
+    by_data, by_network = states
+    for name, expected in by_data.items():
+        if "running" not in name and "num" not in name:
+            assert torch.allclose(by_network[name], expected, rtol=CLOSE, atol=CLOSE), name
+    assert [int(one["4.num_batches_tracked"]) for one in states] == [10, 20]

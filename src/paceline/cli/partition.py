@@ -1,5 +1,6 @@
 """``paceline partition``: where to cut a model for n workers; and ``plan``'s table of splits."""
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,6 +12,10 @@ from .flags import Json, draw, parse_memory, say, show, writable
 
 if TYPE_CHECKING:
     from ..predict.split_models import SplitQuestion
+
+
+_LONG_S = 5.0
+"""From when on what is measured is said."""
 
 
 @Parameter(name="*")
@@ -68,8 +73,7 @@ def partition(
 
     writable(plot)
     question = _question(task, flags)
-    say("measuring")
-    result = cut(question)
+    result = cut(question, _Progress())
     draw(plot, lambda: draw_partition(result))
     show(json, result.to_json, lambda: render_partition(result))
 
@@ -94,10 +98,21 @@ def planned_splits(task: str, flags: CutFlags, json: bool, idle: str = "") -> bo
             f"{idle}: no effect for a model as large as {task}, where plan advises a split; "
             "leave them out"
         )
-    say("measuring")
-    report = plan_splits(question)
+    report = plan_splits(question, _Progress())
     show(json, report.to_json, lambda: render_splits(report))
     return True
+
+
+class _Progress:
+    """Says that a measurement has begun, and what is measured if it takes longer."""
+
+    def __init__(self) -> None:
+        self._start_s = time.monotonic()
+        say("measuring")
+
+    def __call__(self, what: str) -> None:
+        if time.monotonic() - self._start_s >= _LONG_S:
+            say(f"measuring {what}")
 
 
 def _question(task: str, flags: CutFlags) -> "SplitQuestion":

@@ -60,6 +60,10 @@ def _nothing_s(batch: float) -> float:
     return 0.0
 
 
+def _tell_nobody(what: str) -> None:
+    return
+
+
 class MeasuredCosts(NamedTuple):
     """The costs of a model.
 
@@ -107,6 +111,7 @@ class Measuring:
         inputs: returns the inputs of a batch.
         own_threads: threads of a worker.
         beside: processes that compute meanwhile, as a run's other workers do.
+        tell: called with what is measured next.
     """
 
     def __init__(
@@ -115,9 +120,10 @@ class Measuring:
         inputs: Callable[[int], tuple[Tensor, ...]],
         own_threads: int,
         beside: Neighbours | None,
+        tell: Callable[[str], None] = _tell_nobody,
     ) -> None:
         self._model, self._task, self._inputs = subject.model, subject.task, inputs
-        self._threads, self._beside = own_threads, beside
+        self._threads, self._beside, self._tell = own_threads, beside, tell
         self._batch_size = 1
         self._larger_batch, self._larger_batch_s = 1, 0.0  # pieces are measured there
         self._activation_bytes = 0.0  # of a sample
@@ -153,6 +159,7 @@ class Measuring:
         models = []
         for size in (max(smallest, min(wanted[0], larger // 2)), larger):
             traced = _traced_for(traced, self._model, self._inputs(size))
+            self._tell(f"each piece, in batches of {size}")
             with self._as_a_worker(size):
                 models.append(measure(traced, self._inputs(size)))
         self._activation_bytes = models[1].graph.activation_bytes / larger
@@ -196,6 +203,7 @@ class Measuring:
         update_s = dict[int, float]()
         for size in sorted({max(min(_LEAST, max(sizes)), batch) for batch in sizes}):
             if size <= self._longest:
+                self._tell(f"the model, in batches of {size}")
                 with self._as_a_worker(size):
                     update_s[size] = self._update_s(size)
 
@@ -213,13 +221,15 @@ class Measuring:
         More threads are not always faster, but one process would have them all.
         """
         longest = self._longest
+        self._tell(f"one process alone, in batches of {longest}")
         sizes = {longest} if batch_size <= longest else {max(1, longest // 2), longest}
         return _on_lines({size: self._update_s(size) for size in sizes}, batch_size)
 
     def _turns(self, size: int) -> float:
         if self._beside is None:
             return 1.0
-        size = min(max(size, _LEAST), self._longest)
+        size = min(max(size, _LEAST), self._larger_batch)  # a longer step would tell no more
+        self._tell(f"workers that take turns, in batches of {size}")
         inputs = self._inputs(size)
         with untouched(self._model), torch.random.fork_rng(devices=[]), threads(self._threads):
             step = partial(step_once, partial(self._model, *inputs), self._model)
@@ -233,6 +243,7 @@ class Measuring:
         a mini-batch, and for its loss, forward and backward; 0 without a task."""
         if self._task is None:
             return _nothing_s
+        self._tell("the data and the loss")
         with untouched(self._model), torch.random.fork_rng(devices=[]), threads(self._threads):
             return partial(
                 _on_lines, {size: self._step_beside_s(self._task, size) for size in sizes}
@@ -241,6 +252,7 @@ class Measuring:
     def _step_beside_s(self, task: Task, size: int) -> float:
         batches = iter(make_loader(task.splits().train, size))
         drawn_s, losses_s = list[float](), list[float]()
+        shape, outputs = None, torch.zeros(0)
         for _ in range(_SCRIPT_RUNS):
             start_s = time.perf_counter()
             batch = next(batches, None)
@@ -248,10 +260,11 @@ class Measuring:
                 break
             drawn_s.append(time.perf_counter() - start_s)
             inputs, targets = batch
-            with torch.no_grad():
-                outputs = self._model(inputs)
+            if inputs.shape != shape:  # the loss takes as long for the outputs of any batch
+                with torch.no_grad():
+                    shape, outputs = inputs.shape, self._model(inputs)
             start_s = time.perf_counter()
-            task.loss(outputs.requires_grad_(), targets).backward()
+            task.loss(outputs.detach().requires_grad_(), targets).backward()
             losses_s.append(time.perf_counter() - start_s)
         return statistics.median(drawn_s) + statistics.median(losses_s)
 
@@ -348,8 +361,9 @@ def measuring_of(
     inputs: Callable[[int], tuple[Tensor, ...]],
     own_threads: int,
     beside: Neighbours | None,
+    tell: Callable[[str], None] = _tell_nobody,
 ) -> Measuring | Counting:
     """Return what measures this model, or counts it if it is on the meta device."""
     if any(parameter.is_meta for parameter in subject.model.parameters()):
         return Counting(subject.model, inputs)
-    return Measuring(subject, inputs, own_threads, beside)
+    return Measuring(subject, inputs, own_threads, beside, tell)

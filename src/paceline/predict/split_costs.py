@@ -9,7 +9,7 @@ import functools
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -71,11 +71,13 @@ class PreparedModel:
 
 def prepare(
     question: SplitQuestion,
+    tell: Callable[[str], None],
     check: Callable[[TracedModel, int], None] = lambda traced, batch_size: None,
 ) -> PreparedModel:
     """Trace and measure the model.
 
     Args:
+        tell: called with what is measured next.
         check: called with the traced model and the batch size before the measurement; may raise.
 
     Raises:
@@ -89,8 +91,7 @@ def prepare(
     subject = sketch if sketch is not None and is_counted else find_model(question)
     model = subject.model.train()
     batch_size = question.batch_size or (subject.task.batch_size if subject.task else _USUAL_BATCH)
-    cores = num_cores()
-    own_threads = max(1, cores // question.num_workers)
+    own_threads = max(1, (cores := num_cores()) // question.num_workers)
     inputs = partial(_on_meta, subject) if is_counted else subject.inputs
     places = cores / own_threads
     traced = trace(model, inputs(least_of(batch_size)))
@@ -100,17 +101,17 @@ def prepare(
         as_in_workers(),
     ):
         messages = _messages(question.num_workers, places, beside)
-        measuring = measuring_of(subject, inputs, own_threads, beside)
-        num_micro_batches = question.micro_batches or USUAL_MICRO_BATCHES
-        sizes = (max(1, batch_size // num_micro_batches), batch_size)
+        measuring = measuring_of(subject, inputs, own_threads, beside, tell)
+        num = micro_batches_of(question, traced)
+        sizes = (max(1, batch_size // num), batch_size)
         measured = measuring.all_of(traced, sizes, question.num_workers)
     pipeline = _pipeline(question, subject, left_bytes, messages.link, is_counted)
     costs = SplitCosts(
         graph_at=measured.graph_at, parts_at=measured.parts_at, alone_s=measured.alone_s,
-        script_s=measured.script_s, batch_size=batch_size, pipeline=pipeline, cores=cores,
-        exchanges=messages.exchanges, threads=own_threads, turns=measured.turns,
-        **_moved(own_threads), fresh_s_per_byte=_fresh_s_per_byte(model, own_threads),
-        micro_batches_each=() if question.micro_batches else MICRO_BATCHES_EACH,
+        script_s=measured.script_s, batch_size=batch_size, cores=cores, threads=own_threads,
+        pipeline=replace(pipeline, micro_batches=num), exchanges=messages.exchanges,
+        turns=measured.turns, fresh_s_per_byte=_fresh_s_per_byte(model, own_threads),
+        micro_batches_each=() if question.micro_batches else _each(traced), **_moved(own_threads),
         process_bytes=process_bytes, **_shape(model, measured, batch_size),
     )  # fmt: skip
     return PreparedModel(
@@ -119,11 +120,22 @@ def prepare(
     )  # fmt: skip
 
 
+def micro_batches_of(question: SplitQuestion, traced: TracedModel) -> int:
+    """Return the number of micro-batches of a cut: as asked, or what fits the model."""
+    usual = question.num_workers if traced.batch_statistics else USUAL_MICRO_BATCHES
+    return question.micro_batches or usual
+
+
+def _each(traced: TracedModel) -> tuple[int, ...]:
+    """Return the possible numbers of micro-batches of a mini-batch, as spread/cut.py does."""
+    return (1,) if traced.batch_statistics else MICRO_BATCHES_EACH
+
+
 def _shape(model: nn.Module, measured: MeasuredCosts, batch_size: int) -> dict[str, Any]:
     """Return those fields of `SplitCosts` that describe the model."""
     traced, graph = measured.traced, measured.graph_at(batch_size)
     return {
-        "has_fixed_rows": traced.how == "torch.export",
+        "has_fixed_rows": traced.how == "torch.export" or bool(traced.batch_statistics),
         "pairs": find_pairs(traced, graph), "unit_bytes": unit_bytes(model),
         "buffer_kinds": len({buffer.dtype for buffer in model.buffers()}),
         "largest_bytes": max(node.parameter_bytes for node in graph.nodes),
@@ -161,7 +173,6 @@ def _pipeline(
     update_s_per_byte, state_copies = update_costs(subject, is_counted)
     return Pipeline(
         workers=workers(question.num_workers, left_bytes, question.speeds), link=link,
-        micro_batches=question.micro_batches or USUAL_MICRO_BATCHES,
         schedule=question.schedule or ("gpipe" if subject.task is None else "1f1b"),
         state_copies=state_copies, update_s_per_byte=update_s_per_byte,
     )  # fmt: skip

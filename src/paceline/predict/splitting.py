@@ -7,6 +7,7 @@ This module must not know how costs are measured.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from ..collectives.base import LinkCost
@@ -19,29 +20,33 @@ from ..partition.prices import price_splits
 from ..plan import format_bytes
 from ..report.splits import CutRow, PartitionReport, SplitReport
 from ..splits.tracing import TracedModel
-from .split_costs import USUAL_MICRO_BATCHES, PreparedModel, prepare
+from .split_costs import PreparedModel, micro_batches_of, prepare
 from .split_models import SplitQuestion, is_too_large, on_meta
 
 
-def partition(question: SplitQuestion) -> PartitionReport:
+def partition(
+    question: SplitQuestion, tell: Callable[[str], None] = lambda what: None
+) -> PartitionReport:
     """Return the best cut for a number of workers, the even one and the best of all that there are.
+
+    Args:
+        tell: called with what is measured next.
 
     Raises:
         ConfigError: there is no such model, it has fewer pieces, or nothing fits.
     """
-    num = question.micro_batches or USUAL_MICRO_BATCHES
-    question = replace(question, micro_batches=num)
 
     def check(traced: TracedModel, batch_size: int) -> None:
-        if why := uneven(batch_size, num):
+        if why := uneven(batch_size, micro_batches_of(question, traced)):
             raise ConfigError(f"{why} (--micro-batches), or give another --batch-size")
         kept = [f"{module.name} is kept whole: {module.why}" for module in traced.kept]
         check_parts(len(traced.pieces), question.num_workers, "; ".join(kept[:2]))
 
-    prepared = prepare(question, check)
-    costs = prepared.costs
-    micro_batch = costs.batch_size / num
-    graph, pipeline = costs.part_graph(micro_batch), costs.pipeline
+    prepared = prepare(question, tell, check)
+    costs = replace(prepared.costs, micro_batches_each=())
+    pipeline = costs.pipeline
+    question = replace(question, micro_batches=pipeline.micro_batches)
+    graph = costs.part_graph(costs.batch_size / pipeline.micro_batches)
     start_s = time.perf_counter()
     result = best_cut(graph, pipeline, costs.places)
     search_s = time.perf_counter() - start_s
@@ -81,13 +86,18 @@ def _row(costs: SplitCosts, name: str, cut: Placement) -> CutRow:
     )
 
 
-def plan_splits(question: SplitQuestion) -> SplitReport:
+def plan_splits(
+    question: SplitQuestion, tell: Callable[[str], None] = lambda what: None
+) -> SplitReport:
     """Return the table of all ways to split.
+
+    Args:
+        tell: called with what is measured next.
 
     Raises:
         ConfigError: there is no such model.
     """
-    prepared = prepare(question)
+    prepared = prepare(question, tell)
     notes = []
     if prepared.num_parameters >= LARGE_MODEL:
         notes.append(
@@ -151,8 +161,8 @@ def _about(question: SplitQuestion, prepared: PreparedModel) -> tuple[tuple[str,
         names = traced.batch_statistics
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         rows.append(
-            ("batch norm", f"{', '.join(names[:3])}{more} use statistics of the whole batch: with "
-                           f"micro-batches or shares of it, results differ")
+            ("batch norm", f"{', '.join(names[:3])}{more} use statistics of a whole batch, so "
+                           f"a run takes one micro-batch of each worker, its share of the batch")
         )  # fmt: skip
     return tuple(rows)
 

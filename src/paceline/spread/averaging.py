@@ -170,6 +170,8 @@ class SplitAveraging(DistributedAveraging):
             self._reduce_buffers(copy_weight)
         elif spread.sums_buffers:
             self._reduce_buffers(weights[self._seat])
+        if spread.learned:
+            self._share_learned()
         spread.mark_buffers()
         self._copy.unedited.mark()
 
@@ -197,6 +199,23 @@ class SplitAveraging(DistributedAveraging):
                 self._reduce(total, None if is_counter else copy_weight)
             with torch.no_grad():
                 buffer.copy_(total)
+
+    def _share_learned(self) -> None:
+        """Give all workers of the copy the buffers that passes have changed in one of them."""
+        by_dtype: dict[torch.dtype, list[tuple[Tensor, bool]]] = {}
+        for buffer, is_own in self._spread.learned:
+            by_dtype.setdefault(buffer.dtype, []).append((buffer, is_own))
+        for learned in by_dtype.values():
+            joined = torch.cat([
+                (buffer if is_own else torch.zeros_like(buffer)).view(-1)
+                for buffer, is_own in learned
+            ])  # fmt: skip
+            with self._told_of_deaths():
+                self._spread.groups.copy.all_reduce(joined).wait()
+            parts = torch.split(joined, [buffer.numel() for buffer, _ in learned])
+            for (buffer, is_own), part in zip(learned, parts, strict=True):
+                if not is_own:
+                    buffer.copy_(part.view(buffer.shape))
 
     def _check_all_parts(self, runs: Sequence[Tensor], clip: Clip) -> tuple[bool, float]:
         """Return whether a gradient of any part is not finite, and the squared norm if needed."""

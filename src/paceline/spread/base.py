@@ -85,6 +85,8 @@ class SpreadModel(abc.ABC):
         counted: names of the parameters whose norm is counted here.
         sums_buffers: whether each worker has its own buffers, whose mean is taken.
         buffers: buffers of the module, where parts compute with them.
+        learned: which of these passes change, in the worker whose part they are in; and whether it
+            is this one.
         changed_buffers: which of these a script has changed since the last update, in any worker of
             the copy, one bit each.
         starts: where each parameter that is a piece begins in the whole (see `SpreadState`).
@@ -98,6 +100,7 @@ class SpreadModel(abc.ABC):
     counted: frozenset[str]
     sums_buffers = False
     buffers: Sequence[Tensor] = ()
+    learned: Sequence[tuple[Tensor, bool]] = ()
     changed_buffers = 0
     is_alone = False
     """Whether all other workers wait for this one (``pace.once()``)."""

@@ -4,13 +4,15 @@
          -> proved: rows do not depend on each other          -> costs of pieces, measured
          -> the cut, and micro-batches (partition/)           -> this worker's part, and all borders
 
-A model that would compute something else in parts is refused here, before anything runs: batch norm
-in training, outputs without a row per sample, code that reads ``self.training`` itself, buffers
-that each forward pass changes. Above 300 lines, since a cut and its proofs are read together.
+A model that would compute something else in parts is refused here, before anything runs: outputs
+without a row per sample, code that reads ``self.training`` itself, buffers that each forward pass
+changes. With batch norm in training each worker's mini-batch stays whole, so each is normalised by
+itself, as where nothing but the data is divided. Above 300 lines, since a cut and its proofs are
+read together.
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -41,7 +43,7 @@ from ..system.processors import num_cores
 from .borders import Flow, Inputs, find_borders, find_flow, leaves_of, sent_bytes
 from .chunks import TensorShape
 from .group import Ranks, measured_link, tell_all
-from .modes import modes_kept, refuse_batch_norm
+from .modes import modes_kept, training_batch_norms
 from .own_code import FollowedCode, are_equal, difference, set_by_forward
 
 _CLOSE = 1e-4
@@ -73,6 +75,7 @@ class ModelCut:
         note: description of the cut, for the plan.
         sent_bytes: bytes between all workers per update.
         frozen: names of modules whose buffers a forward pass would change in training mode.
+        batch_norms: names of the batch norm layers in training; with these, a mini-batch is whole.
     """
 
     parts: tuple[ModelPart, ...]
@@ -88,6 +91,7 @@ class ModelCut:
     note: str
     sent_bytes: int
     frozen: tuple[str, ...] = ()
+    batch_norms: tuple[str, ...] = ()
 
 
 FEW = 4
@@ -126,14 +130,15 @@ def make_cut(
     traced = code.traced
     _refuse_too_few(traced, name)
     refuse_other_results(model, traced, few)
-    frozen = _refuse_changes(model, few)
+    norms = training_batch_norms(model, is_frozen=model.training)
+    frozen = _refuse_changes(model, few, norms)
     seat = ranks.everyone.rank
     at_once, link = _num_at_once(ranks.everyone), _link(ranks)
     few_s, speeds = _measured_speeds(lambda: seconds(model, few), ranks.everyone, name, at_once)
     most = min(mini_batch, max(FEW, int(_MEASURED_S * len(few[0]) / max(few_s, 1e-9))))
-    choice = None
-    if seat < at_once:  # as many workers as compute at a time: they share memory bandwidth
-        choice = _choose(traced, inputs, (most, mini_batch), name, speeds, link)
+    choices = _measured(traced, inputs, (most, mini_batch), name.parts, is_whole=bool(norms))
+    # As many workers measure as compute at a time: they share memory bandwidth.
+    choice = _choose(choices, name, speeds, link) if seat < at_once else None
     chosen = tell_all(ranks.everyone, choice)[0]
     _refuse_other_pieces(traced, chosen, seat)
     parts, rows = make_parts(traced, chosen["part_of"]), _rows(mini_batch, chosen["each"])
@@ -148,9 +153,8 @@ def make_cut(
         parts=parts, code=code, borders=borders, flow=flow, form=form,
         shares=micro_batch_shares(name.parts, chosen["each"], EndSizes(*chosen["ends"])),
         order=tuple(chosen["order"]), balance=chosen["balance"], note=chosen["note"],
-        schedule=name.schedule,
-        fixed_rows=rows if is_fixed else None,
-        sent_bytes=sent_bytes(model, borders, mini_batch, name), frozen=frozen,
+        schedule=name.schedule, fixed_rows=rows if is_fixed else None,
+        sent_bytes=sent_bytes(model, borders, mini_batch, name), frozen=frozen, batch_norms=norms,
     )  # fmt: skip
 
 
@@ -169,7 +173,6 @@ def followed(model: nn.Module, args: Sequence[Tensor]) -> FollowedCode:
     Raises:
         ConfigError: workers would not compute what the model computes.
     """
-    refuse_batch_norm(model, is_frozen=model.training)
     with modes_kept(model):
         sets = set_by_forward(model.train(), args)
         traced = trace(model, args)
@@ -222,8 +225,13 @@ def refuse_other_results(model: nn.Module, traced: TracedModel, args: Sequence[T
             )
 
 
-def _refuse_changes(model: nn.Module, args: Sequence[Tensor]) -> tuple[str, ...]:
+def _refuse_changes(
+    model: nn.Module, args: Sequence[Tensor], norms: Sequence[str]
+) -> tuple[str, ...]:
     """Return the names of modules whose buffers a forward pass in training mode changes.
+
+    Args:
+        norms: batch norm layers, of which the mini-batches are whole.
 
     Raises:
         ConfigError: one of them is not frozen: micro-batches would change it more than once per
@@ -234,6 +242,7 @@ def _refuse_changes(model: nn.Module, args: Sequence[Tensor]) -> tuple[str, ...]
         model.train()(*args)
         changed = [name for name, b in model.named_buffers() if not are_equal(before.get(name), b)]
     owners = {name: name.rpartition(".")[0] for name in changed}
+    owners = {name: owner for name, owner in owners.items() if owner not in norms}
     for name, owner in owners.items():
         if model.get_submodule(owner).training or not model.training:
             raise ConfigError(BUFFER_CHANGES.format(name))
@@ -289,21 +298,11 @@ def _speeds(seconds: Sequence[float], name: SplitName) -> list[float]:
 
 
 def _choose(
-    traced: TracedModel,
-    inputs: Inputs,
-    sizes: tuple[int, int],
-    name: SplitName,
-    speeds: Sequence[float],
-    link: LinkCost,
+    choices: Iterable[MicroBatches], name: SplitName, speeds: Sequence[float], link: LinkCost
 ) -> dict[str, Any]:
-    """Choose the fastest cut, as plain data.
-
-    Args:
-        sizes: samples of the largest batch that is measured, and of a mini-batch.
-    """
+    """Choose the fastest cut, as plain data."""
     each = name.parts_each
     cores = num_cores() / torch.get_num_threads() / name.copies
-    choices = _measured(traced, inputs, sizes, name.parts)
     if each > 1:  # worker k has parts k, k + P, ...: their order is fixed
         speeds = [1.0] * (name.parts * each)
     setting = Pipeline(
@@ -323,24 +322,31 @@ def _choose(
 
 
 def _measured(
-    traced: TracedModel, inputs: Inputs, sizes: tuple[int, int], num_workers: int
+    traced: TracedModel,
+    inputs: Inputs,
+    sizes: tuple[int, int],
+    num_workers: int,
+    *,
+    is_whole: bool = False,
 ) -> Iterator[MicroBatches]:
-    """Yield the possible numbers of micro-batches, and the measured costs of each.
+    """Measure, and yield the possible numbers of micro-batches with the costs of each.
 
     Args:
         sizes: samples of the largest batch that is measured, and of a mini-batch.
+        is_whole: whether each mini-batch must be one micro-batch.
     """
     largest, mini_batch = sizes
+    numbers = (1,) if is_whole else MICRO_BATCHES_EACH
     if traced.how == "torch.export":  # its sizes are fixed: trace it again
-        for each in MICRO_BATCHES_EACH:
+        for each in numbers:
             if mini_batch % each == 0:
                 args = inputs(mini_batch // each)
                 graph = measure(trace(traced.module, args), args).graph
                 yield MicroBatches(each * num_workers, graph)
         return
-    least = max(1, largest // MICRO_BATCHES_EACH[-1])
+    least = min(largest, max(2 if is_whole else 1, largest // MICRO_BATCHES_EACH[-1]))
     large = measure(traced, inputs(largest)).graph
-    if least == largest:  # one sample
+    if least == largest:  # one sample, or two
         yield MicroBatches(num_workers, large)
         return
     small = measure(traced, inputs(least)).graph
@@ -348,10 +354,10 @@ def _measured(
     def graph_at(rows: int, size: float) -> WorkGraph:
         return small.at(rows * size, least, large, largest)
 
-    for each in MICRO_BATCHES_EACH:
+    for each in numbers:
         if each <= mini_batch:
             graph_of = partial(graph_at, _rows(mini_batch, each))
-            yield MicroBatches(each * num_workers, graph_of(1.0), graph_of)
+            yield MicroBatches(each * num_workers, graph_of(1.0), None if is_whole else graph_of)
 
 
 def _note(fastest: FastestCut, name: SplitName) -> str:

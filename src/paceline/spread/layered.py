@@ -37,7 +37,7 @@ from .cut import FEW, ModelCut, followed, refuse_other_results
 from .group import SplitGroups, tell_all
 from .meeting import Intent, PartTask
 from .model import PipelinedModel
-from .modes import modes_kept
+from .modes import modes_kept, refuse_batch_norm, training_batch_norms
 from .pipeline import Passed, refuse_other_sizes
 
 _INPUT, _OUTPUT_GRAD = range(2)
@@ -73,6 +73,7 @@ def make_columns(
             else.
     """
     args = inputs(min(mini_batch, FEW))
+    refuse_batch_norm(training_batch_norms(model, is_frozen=model.training))
     code = followed(model, args)
     traced = code.traced
     if traced.how == "torch.export":

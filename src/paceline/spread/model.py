@@ -28,7 +28,7 @@ from .chunks import TensorShape, chunk_rows, chunks_of
 from .cut import BUFFER_CHANGES, ModelCut
 from .group import SplitGroups, tell_all
 from .meeting import Intent, PartTask
-from .modes import in_mode, module_mode, refuse_batch_norm
+from .modes import in_mode, module_mode, refuse_batch_norm, training_batch_norms
 from .pipeline import PartRunner, Passed
 
 if TYPE_CHECKING:
@@ -73,6 +73,12 @@ class PipelinedModel(SpreadModel):
         self._hold(optimizers)
         self._stand_in(optimizers)
         self.buffers = list(module.buffers())
+        held = {id(buffer) for buffer in self.own.buffers()}
+        self.learned = [
+            (buffer, id(buffer) in held)
+            for name in cut.batch_norms
+            for buffer in module.get_submodule(name).buffers()
+        ]
         number_of = {id(buffer): number for number, buffer in enumerate(self.buffers)}
         self._owners = [
             (owner, key, number_of[id(buffer)])
@@ -247,7 +253,8 @@ class PipelinedModel(SpreadModel):
                 "samples cannot be cut into these: use drop_last=True and a batch that all workers "
                 "share evenly, or --split data"
             )
-        refuse_batch_norm(self._module)
+        norms = training_batch_norms(self._module)
+        refuse_batch_norm([name for name in norms if name not in self.cut.batch_norms])
         for name in self.cut.frozen:
             if self._module.get_submodule(name).training:
                 raise ConfigError(BUFFER_CHANGES.format(name))
@@ -362,10 +369,14 @@ class PipelinedModel(SpreadModel):
         """Return a mark per buffer, which changes as it is written or its memory is replaced.
 
         The run itself moves those of this part; ``HeldMemory`` writes into them what replaced them.
+        Those that passes change have the same mark always.
         """
         own = {id(buffer) for buffer in self.own.buffers()}
+        learned = {id(buffer) for buffer, _ in self.learned}
         return [
-            (buffer._version, buffer.data_ptr() * (id(buffer) not in own))
+            (0, 0)
+            if id(buffer) in learned
+            else (buffer._version, buffer.data_ptr() * (id(buffer) not in own))
             for buffer in self.buffers
         ]
 

@@ -3,7 +3,7 @@
 This module must not know parts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import nn
@@ -50,21 +50,25 @@ def in_mode(module: nn.Module, mode: int) -> Iterator[None]:
     assert module_mode(module) == own_mode
 
 
-def refuse_batch_norm(module: nn.Module, *, is_frozen: bool = True) -> None:
-    """Raise ConfigError where a batch norm layer is in training.
+def training_batch_norms(module: nn.Module, *, is_frozen: bool = True) -> tuple[str, ...]:
+    """Return the names of batch norm layers in training.
 
     Args:
         is_frozen: whether layers in evaluation mode stay in it; otherwise ``module.train()`` is yet
             to come.
     """
-    names = [
+    return tuple(
         name
         for name, layer in module.named_modules()
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or not is_frozen)
-    ]
+    )
+
+
+def refuse_batch_norm(names: Sequence[str]) -> None:
+    """Raise ConfigError where there are batch norm layers in training."""
     if names:
         raise ConfigError(
-            f"{', '.join(names[:3])}: batch norm looks at the whole batch, so with micro-batches "
-            "it would compute something else; use nn.GroupNorm, freeze it by .eval() before "
+            f"{', '.join(names[:3])}: batch norm looks at the whole batch, so in parts of one it "
+            "would compute something else; use nn.GroupNorm, freeze it by .eval() before "
             "prepare() and after each model.train(), or use --split data"
         )
