@@ -235,8 +235,8 @@ def main() -> None:
     if options.write:
         note = (
             f"Steps: medians over {options.rounds} runs of {UPDATES} updates, beside torch over "
-            f"{_TURNS * options.rounds}, from a push to its worker's next; memory: what a process held in its steps beyond what it held before "
-            f"its model. {machine_note}"
+            f"{_TURNS * options.rounds}, from a push to its worker's next; memory: what a process "
+            f"held in its steps beyond what it held before its model. {machine_note}"
         )
         write_table("splits", "Splits, beside what was predicted of them", HEADER, rows, note)
 
