@@ -117,8 +117,15 @@ def test_branching_model_is_reported_with_its_line() -> None:
 
 
 def test_batch_norm_is_named() -> None:
-    about = dict(plan_splits(question("normed", 2)).about)
-    assert about["batch norm"].startswith("1 use statistics of a whole batch")
+    report = plan_splits(question("normed", 2, micro_batches=None))
+    assert dict(report.about)["batch norm"].startswith("1 use statistics of a whole batch")
+    prices = {price.name: price for price in report.table.prices}
+    assert prices["network"].step_s is not None
+    assert prices["layer"].step_s is None
+    assert "batch norm" in prices["layer"].why or "no two layers" in prices["layer"].why
+    with pytest.raises(ConfigError, match="a run takes one micro-batch of each worker: leave"):
+        partition(question("normed", 2, micro_batches=4))
+    assert partition(question("normed", 2, micro_batches=None)).rows
 
 
 def test_large_model_gets_the_table_and_a_split_as_advice(

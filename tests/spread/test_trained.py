@@ -139,10 +139,10 @@ def test_schedule_1f1b_keeps_fewer_micro_batches_than_gpipe(
     alive, most = [0, 0], [0, 0]
     own_compute, own_back = PartRunner._compute, PartRunner._compute_back
 
-    def compute(self: PartRunner, part: int, entering: list[Tensor]) -> object:
+    def compute(self: PartRunner, part: int, entering: list[Tensor], owner: int) -> object:
         alive[self.here] += 1
         most[self.here] = max(most[self.here], alive[self.here])
-        return own_compute(self, part, entering)
+        return own_compute(self, part, entering, owner)
 
     def back(self: PartRunner, made: list[Tensor], gradients: list[Tensor]) -> None:
         alive[self.here] -= 1

@@ -148,7 +148,7 @@ if pace.worker == 0:
 
 @pytest.mark.timeout(150)
 def test_batch_norm_trains_as_where_only_the_data_is_divided(tmp_path: Path) -> None:
-    """In parts, too, each worker's mini-batch is normalised by itself; all know the statistics."""
+    """In parts, too, each worker has its own statistics until an update takes their mean."""
     states, said = [], ""
     for name in ("data", "network"):
         (folder := tmp_path / name).mkdir()
@@ -156,9 +156,8 @@ def test_batch_norm_trains_as_where_only_the_data_is_divided(tmp_path: Path) -> 
         assert ended.code == 0, ended.said
         states.append(torch.load(folder / "state.pt"))
         said = " ".join(ended.said.split())
-    assert "its running statistics change with each of these in turn" in said
+    assert "of 6 samples by itself, not the 12 of an update; its running statistics are" in said
     by_data, by_network = states
+    assert by_data.keys() == by_network.keys()
     for name, expected in by_data.items():
-        if "running" not in name and "num" not in name:
-            assert torch.allclose(by_network[name], expected, rtol=CLOSE, atol=CLOSE), name
-    assert [int(one["4.num_batches_tracked"]) for one in states] == [10, 20]
+        assert torch.allclose(by_network[name], expected, rtol=CLOSE, atol=CLOSE), name

@@ -61,6 +61,7 @@ class SplitCosts:
         micro_batches_each: possible numbers of micro-batches per worker's mini-batch, of which a
             run takes the fastest; empty: an update has those of ``pipeline``.
         has_fixed_rows: whether all micro-batches must be of one size.
+        batch_norms: names of batch norm layers in training, for which mini-batches stay whole.
         cores, threads: cores that all workers share; threads per worker.
         turns: how many times longer computing takes where workers take turns on the cores.
         pairs: layers that can be split over channels.
@@ -83,6 +84,7 @@ class SplitCosts:
     buffer_kinds: int = 0
     micro_batches_each: tuple[int, ...] = ()
     has_fixed_rows: bool = False
+    batch_norms: tuple[str, ...] = ()
     cores: float = float("inf")
     threads: int = 1
     turns: float = 1.0

@@ -275,6 +275,9 @@ def _units_s(costs: SplitCosts, stage: int, gathers: int) -> float:
 def _layer(costs: SplitCosts) -> SplitPrice:
     if not costs.pairs:
         return SplitPrice(name="layer", step_s=None, why="no two layers in a row to split")
+    if costs.batch_norms:
+        why = f"batch norm looks at the whole batch ({costs.batch_norms[0]})"
+        return SplitPrice(name="layer", step_s=None, why=why)
     num, graph = costs.num_workers, costs.graph_at(costs.batch_size)
     split = {node for pair in costs.pairs for node in pair.nodes}
     tied_bytes = sum(tie.num_bytes for tie in graph.ties)
@@ -352,7 +355,8 @@ def _micro_batches(costs: SplitCosts, batch_size: float, num: int) -> MicroBatch
     def graph_at(size: float) -> WorkGraph:
         return costs.part_graph(mean_size * size)
 
-    may_differ = costs.micro_batches_each and not costs.has_fixed_rows
+    is_fixed = costs.has_fixed_rows or bool(costs.batch_norms)
+    may_differ = costs.micro_batches_each and not is_fixed
     return MicroBatches(num, graph_at(1.0), graph_at if may_differ else None)
 
 

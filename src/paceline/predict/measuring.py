@@ -31,6 +31,7 @@ from ..partition.pipeline import MICRO_BATCHES_EACH
 from ..splits.clocks import TimedClock, step_once, threads
 from ..splits.measuring import MeasuredModel, measure
 from ..splits.tracing import TracedModel, trace, untouched
+from ..spread.modes import modes_kept
 from ..system.reasons import reason
 from ..trainer import make_loader
 from ..workloads.base import Task
@@ -261,8 +262,8 @@ class Measuring:
             drawn_s.append(time.perf_counter() - start_s)
             inputs, targets = batch
             if inputs.shape != shape:  # the loss takes as long for the outputs of any batch
-                with torch.no_grad():
-                    shape, outputs = inputs.shape, self._model(inputs)
+                with torch.no_grad(), modes_kept(self._model):
+                    shape, outputs = inputs.shape, self._model.eval()(inputs)
             start_s = time.perf_counter()
             task.loss(outputs.detach().requires_grad_(), targets).backward()
             losses_s.append(time.perf_counter() - start_s)

@@ -91,9 +91,9 @@ def prepare(
     subject = sketch if sketch is not None and is_counted else find_model(question)
     model = subject.model.train()
     batch_size = question.batch_size or (subject.task.batch_size if subject.task else _USUAL_BATCH)
-    own_threads = max(1, (cores := num_cores()) // question.num_workers)
+    own_threads = max(1, num_cores() // question.num_workers)
     inputs = partial(_on_meta, subject) if is_counted else subject.inputs
-    places = cores / own_threads
+    places = num_cores() / own_threads
     traced = trace(model, inputs(least_of(batch_size)))
     check(traced, batch_size)
     with (
@@ -103,12 +103,12 @@ def prepare(
         messages = _messages(question.num_workers, places, beside)
         measuring = measuring_of(subject, inputs, own_threads, beside, tell)
         num = micro_batches_of(question, traced)
-        sizes = (max(1, batch_size // num), batch_size)
-        measured = measuring.all_of(traced, sizes, question.num_workers)
+        wanted = (max(1, batch_size // num), batch_size)
+        measured = measuring.all_of(traced, wanted, question.num_workers)
     pipeline = _pipeline(question, subject, left_bytes, messages.link, is_counted)
     costs = SplitCosts(
         graph_at=measured.graph_at, parts_at=measured.parts_at, alone_s=measured.alone_s,
-        script_s=measured.script_s, batch_size=batch_size, cores=cores, threads=own_threads,
+        script_s=measured.script_s, batch_size=batch_size, cores=num_cores(), threads=own_threads,
         pipeline=replace(pipeline, micro_batches=num), exchanges=messages.exchanges,
         turns=measured.turns, fresh_s_per_byte=_fresh_s_per_byte(model, own_threads),
         micro_batches_each=() if question.micro_batches else _each(traced), **_moved(own_threads),
@@ -135,7 +135,7 @@ def _shape(model: nn.Module, measured: MeasuredCosts, batch_size: int) -> dict[s
     """Return those fields of `SplitCosts` that describe the model."""
     traced, graph = measured.traced, measured.graph_at(batch_size)
     return {
-        "has_fixed_rows": traced.how == "torch.export" or bool(traced.batch_statistics),
+        "has_fixed_rows": traced.how == "torch.export", "batch_norms": traced.batch_statistics,
         "pairs": find_pairs(traced, graph), "unit_bytes": unit_bytes(model),
         "buffer_kinds": len({buffer.dtype for buffer in model.buffers()}),
         "largest_bytes": max(node.parameter_bytes for node in graph.nodes),

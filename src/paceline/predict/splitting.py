@@ -9,6 +9,7 @@ This module must not know how costs are measured.
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from ..collectives.base import LinkCost
 from ..errors import ConfigError
@@ -36,13 +37,7 @@ def partition(
         ConfigError: there is no such model, it has fewer pieces, or nothing fits.
     """
 
-    def check(traced: TracedModel, batch_size: int) -> None:
-        if why := uneven(batch_size, micro_batches_of(question, traced)):
-            raise ConfigError(f"{why} (--micro-batches), or give another --batch-size")
-        kept = [f"{module.name} is kept whole: {module.why}" for module in traced.kept]
-        check_parts(len(traced.pieces), question.num_workers, "; ".join(kept[:2]))
-
-    prepared = prepare(question, tell, check)
+    prepared = prepare(question, tell, partial(_check, question))
     costs = replace(prepared.costs, micro_batches_each=())
     pipeline = costs.pipeline
     question = replace(question, micro_batches=pipeline.micro_batches)
@@ -71,6 +66,20 @@ def partition(
         num_borders=result.num_borders,
         search_s=search_s,
     )
+
+
+def _check(question: SplitQuestion, traced: TracedModel, batch_size: int) -> None:
+    """Raise ConfigError where a model cannot be cut as asked."""
+    num = micro_batches_of(question, traced)
+    if traced.batch_statistics and num != question.num_workers:
+        raise ConfigError(
+            f"{traced.batch_statistics[0]}: batch norm looks at the whole batch, so a run takes "
+            f"one micro-batch of each worker: leave --micro-batches {num} out"
+        )
+    if why := uneven(batch_size, num):
+        raise ConfigError(f"{why} (--micro-batches), or give another --batch-size")
+    kept = [f"{module.name} is kept whole: {module.why}" for module in traced.kept]
+    check_parts(len(traced.pieces), question.num_workers, "; ".join(kept[:2]))
 
 
 def _row(costs: SplitCosts, name: str, cut: Placement) -> CutRow:

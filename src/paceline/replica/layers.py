@@ -206,14 +206,8 @@ def own_buffer_note(name: str) -> str:
     )
 
 
-def batch_norm_note(
-    model: nn.Module, batch_size: int, parts: int, *, is_in_turn: bool = False
-) -> tuple[str, ...]:
-    """For the plan: how many samples batch norm sees, if not the whole batch.
-
-    Args:
-        is_in_turn: whether one layer gets all mini-batches, one after the other.
-    """
+def batch_norm_note(model: nn.Module, batch_size: int, parts: int) -> tuple[str, ...]:
+    """For the plan: how many samples batch norm sees, if not the whole batch."""
     has_batch_norm = any(
         isinstance(module, _BatchNorm) and module.training for module in model.modules()
     )
@@ -221,8 +215,7 @@ def batch_norm_note(
         return ()
     return (
         f"batch norm normalises each mini-batch of {-(-batch_size // parts)} samples by itself, "
-        f"not the {batch_size} of an update; its running statistics "
-        f"{'change with each of these in turn' if is_in_turn else 'are averaged'}",
+        f"not the {batch_size} of an update; its running statistics are averaged",
     )
 
 

@@ -721,10 +721,7 @@ class Prepared:
     def _notes(self) -> list[str]:
         context, parts = self._context, self._context.parts
         notes = [*context.notes, *self.settled.notes, *self._notes_of_rates()]
-        notes += batch_norm_note(
-            self.model, self.source.batch_size, parts,
-            is_in_turn=self.spread is not None and bool(self.spread.learned),
-        )  # fmt: skip
+        notes += batch_norm_note(self.whole, self.source.batch_size, parts)
         notes += self.source.notes
         if context.steps_together:
             notes.append(NOTE_OF_CLOSURES)

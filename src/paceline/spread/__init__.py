@@ -6,6 +6,7 @@
     cut         where the model is cut: measured by one worker, told to all, proved on an example
     borders     what crosses each border, for any number of rows, and which of it gets gradients
     own_code    whether the model's own code, which is not run, still says what it said
+    batch_norm  running statistics of batch norm layers, for each worker's mini-batches
     modes       training or evaluation mode, the same in all workers of a copy
     chunks      micro-batches of all workers, and tensors of any number of rows
     pipeline    micro-batches through the parts, and their gradients back

@@ -25,6 +25,7 @@ from ..store.clip import Clip
 from ..store.sums import carried, has_mean, norm_of
 from ..system.pages import give_back_freed
 from .base import SpreadModel
+from .batch_norm import NormStatistics
 from .group import tell_all
 
 _SAME_SHARE = 1e-9
@@ -52,6 +53,7 @@ class SplitAveraging(DistributedAveraging):
         """Parameters whose norm is counted here: of a tied one, one copy counts."""
         spread.num_hooked = lambda: self._replica.num_hooked
         spread.whole.standing.stands(copy.version)
+        spread.norms.restart()
         give_back_freed()
 
     def _make_own(self) -> Tensor:
@@ -92,6 +94,7 @@ class SplitAveraging(DistributedAveraging):
 
     def settle(self) -> int:
         fault = super().settle()
+        self._spread.norms.restart()
         if not self._pushed.num_samples:  # its script has no step, and clears no gradients
             self._replica.drop_gradients()
         self._spread.whole.standing.stands(self._copy.version + 1)
@@ -166,12 +169,12 @@ class SplitAveraging(DistributedAveraging):
         self._stepped()
         if spread.changed_buffers:
             self._reduce_changed(weights[self._seat], copy_weight)
+        spread.norms.average([weights[seat] for seat in spread.groups.members])
         if spread.groups.twins is not None:
             self._reduce_buffers(copy_weight)
         elif spread.sums_buffers:
             self._reduce_buffers(weights[self._seat])
-        if spread.learned:
-            self._share_learned()
+        self._share_statistics(spread.norms)
         spread.mark_buffers()
         self._copy.unedited.mark()
 
@@ -200,22 +203,36 @@ class SplitAveraging(DistributedAveraging):
             with torch.no_grad():
                 buffer.copy_(total)
 
-    def _share_learned(self) -> None:
-        """Give all workers of the copy the buffers that passes have changed in one of them."""
+    def _share_statistics(self, norms: NormStatistics) -> None:
+        """Give all workers of the copy the running statistics that one of them has computed.
+
+        Raises:
+            ConfigError: scripts have changed them in some workers only.
+        """
+        if not norms.buffers:
+            return
+        num_edited, copy = torch.tensor([int(norms.has_edits)]), self._spread.groups.copy
         by_dtype: dict[torch.dtype, list[tuple[Tensor, bool]]] = {}
-        for buffer, is_own in self._spread.learned:
+        for buffer, is_own in norms.buffers:
             by_dtype.setdefault(buffer.dtype, []).append((buffer, is_own))
-        for learned in by_dtype.values():
-            joined = torch.cat([
-                (buffer if is_own else torch.zeros_like(buffer)).view(-1)
-                for buffer, is_own in learned
-            ])  # fmt: skip
-            with self._told_of_deaths():
-                self._spread.groups.copy.all_reduce(joined).wait()
-            parts = torch.split(joined, [buffer.numel() for buffer, _ in learned])
-            for (buffer, is_own), part in zip(learned, parts, strict=True):
-                if not is_own:
-                    buffer.copy_(part.view(buffer.shape))
+        with self._told_of_deaths():
+            copy.all_reduce(num_edited).wait()
+            if 0 < int(num_edited) < copy.size:
+                raise ConfigError(
+                    "running statistics of batch norm were changed in some workers only: change "
+                    "them in all of them, or use --split data"
+                )
+            for some in by_dtype.values():
+                joined = torch.cat([
+                    (buffer if is_own else torch.zeros_like(buffer)).view(-1)
+                    for buffer, is_own in some
+                ])  # fmt: skip
+                copy.all_reduce(joined).wait()
+                values = torch.split(joined, [buffer.numel() for buffer, _ in some])
+                for (buffer, is_own), value in zip(some, values, strict=True):
+                    if not is_own:
+                        buffer.copy_(value.view(buffer.shape))
+        norms.restart()
 
     def _check_all_parts(self, runs: Sequence[Tensor], clip: Clip) -> tuple[bool, float]:
         """Return whether a gradient of any part is not finite, and the squared norm if needed."""

@@ -28,6 +28,7 @@ from ..replica.held import check_names
 from ..store.joint import parameters_of
 from ..store.layout import Layout, TensorPlace
 from ..store.optimizer_copy import EXISTS
+from .batch_norm import NormStatistics
 from .group import SplitGroups
 from .meeting import Intent, Meeting, PartTask
 from .whole import SpreadState
@@ -85,8 +86,7 @@ class SpreadModel(abc.ABC):
         counted: names of the parameters whose norm is counted here.
         sums_buffers: whether each worker has its own buffers, whose mean is taken.
         buffers: buffers of the module, where parts compute with them.
-        learned: which of these passes change, in the worker whose part they are in; and whether it
-            is this one.
+        norms: running statistics of batch norm layers that one worker computes for all.
         changed_buffers: which of these a script has changed since the last update, in any worker of
             the copy, one bit each.
         starts: where each parameter that is a piece begins in the whole (see `SpreadState`).
@@ -100,7 +100,7 @@ class SpreadModel(abc.ABC):
     counted: frozenset[str]
     sums_buffers = False
     buffers: Sequence[Tensor] = ()
-    learned: Sequence[tuple[Tensor, bool]] = ()
+    norms = NormStatistics([], [])
     changed_buffers = 0
     is_alone = False
     """Whether all other workers wait for this one (``pace.once()``)."""

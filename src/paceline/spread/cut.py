@@ -40,10 +40,11 @@ from ..splits.measuring import measure
 from ..splits.parts import ModelPart, make_parts
 from ..splits.tracing import TracedModel, trace, untouched
 from ..system.processors import num_cores
+from .batch_norm import training_batch_norms
 from .borders import Flow, Inputs, find_borders, find_flow, leaves_of, sent_bytes
 from .chunks import TensorShape
 from .group import Ranks, measured_link, tell_all
-from .modes import modes_kept, training_batch_norms
+from .modes import modes_kept
 from .own_code import FollowedCode, are_equal, difference, set_by_forward
 
 _CLOSE = 1e-4
@@ -346,7 +347,7 @@ def _measured(
         return
     least = min(largest, max(2 if is_whole else 1, largest // MICRO_BATCHES_EACH[-1]))
     large = measure(traced, inputs(largest)).graph
-    if least == largest:  # one sample, or two
+    if least == largest:  # as few samples as can be measured
         yield MicroBatches(num_workers, large)
         return
     small = measure(traced, inputs(least)).graph

@@ -30,6 +30,7 @@ from ..splits.parts import make_parts
 from ..splits.tracing import TracedModel, generator_states, untouched
 from ..store.optimizer_copy import is_elementwise
 from .base import OwnTensors
+from .batch_norm import refuse_batch_norm, training_batch_norms
 from .borders import Inputs, find_borders, leaves_of
 from .chunks import Chunk, TensorShape, Values
 from .columns import LayerPair, PassRandom, can_divide, divide, pair_of
@@ -37,7 +38,7 @@ from .cut import FEW, ModelCut, followed, refuse_other_results
 from .group import SplitGroups, tell_all
 from .meeting import Intent, PartTask
 from .model import PipelinedModel
-from .modes import modes_kept, refuse_batch_norm, training_batch_norms
+from .modes import modes_kept
 from .pipeline import Passed, refuse_other_sizes
 
 _INPUT, _OUTPUT_GRAD = range(2)

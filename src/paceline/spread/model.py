@@ -22,13 +22,15 @@ from ..errors import ConfigError
 from ..replica.absent import forget
 from ..replica.own_gradients import register
 from ..replica.seeding import kept_random_state
+from ..splits.parts import ModelPart
 from .base import STALE, OwnTensors, SpreadModel
+from .batch_norm import NormStatistics, refuse_batch_norm, training_batch_norms
 from .borders import used_tensors
 from .chunks import TensorShape, chunk_rows, chunks_of
 from .cut import BUFFER_CHANGES, ModelCut
 from .group import SplitGroups, tell_all
 from .meeting import Intent, PartTask
-from .modes import in_mode, module_mode, refuse_batch_norm, training_batch_norms
+from .modes import in_mode, module_mode
 from .pipeline import PartRunner, Passed
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class PipelinedModel(SpreadModel):
     ) -> None:
         super().__init__(module, optimizers, groups, num_samples)
         self.cut, self.note, self.sent_bytes = cut, cut.note, cut.sent_bytes
+        self.norms = self._norm_statistics()
         self._pipeline = self._make_runner()
         self._passes: dict[int, Passed] = {}
         self._num_passes = 0
@@ -73,12 +76,6 @@ class PipelinedModel(SpreadModel):
         self._hold(optimizers)
         self._stand_in(optimizers)
         self.buffers = list(module.buffers())
-        held = {id(buffer) for buffer in self.own.buffers()}
-        self.learned = [
-            (buffer, id(buffer) in held)
-            for name in cut.batch_norms
-            for buffer in module.get_submodule(name).buffers()
-        ]
         number_of = {id(buffer): number for number, buffer in enumerate(self.buffers)}
         self._owners = [
             (owner, key, number_of[id(buffer)])
@@ -91,12 +88,24 @@ class PipelinedModel(SpreadModel):
         cut.code.retire()
 
     def _make_runner(self) -> "PartRunner | ColumnRunner":
-        return PartRunner(self._modules(), self.groups.copy, self.cut.borders)
+        return PartRunner(self._modules(), self.groups.copy, self.cut.borders, self.norms)
+
+    def _own_parts(self) -> tuple[ModelPart, ...]:
+        return self.cut.parts[self.groups.part :: self.groups.copy.size]
 
     def _modules(self) -> list[nn.Module]:
         """Return the modules of this worker's parts."""
-        parts = self.cut.parts[self.groups.part :: self.groups.copy.size]
-        return [part.module for part in parts]
+        return [part.module for part in self._own_parts()]
+
+    def _norm_statistics(self) -> NormStatistics:
+        own = {name for part in self._own_parts() for name in part.buffers}
+        names = [name for part in self.cut.parts for name in part.buffers]
+        of_norms = [name for name in names if name.rpartition(".")[0] in self.cut.batch_norms]
+        layers = {name.rpartition(".")[0] for name in of_norms if name in own}
+        return NormStatistics(
+            [self._module.get_submodule(name) for name in layers],
+            [(self._module.get_buffer(name), name in own) for name in of_norms],
+        )
 
     def _hold(self, optimizers: Sequence[Optimizer]) -> None:
         """Keep this worker's parameters, and give up all others."""
@@ -129,7 +138,7 @@ class PipelinedModel(SpreadModel):
     ) -> OwnTensors:
         here, buffers = self.groups.part, dict(self._module.named_buffers())
         used = {name for part in self.cut.parts for name in part.buffers}
-        parts = self.cut.parts[here :: self.groups.copy.size]
+        parts = self._own_parts()
         held = {name for part in parts for name in part.buffers}
         if here == 0:
             held |= buffers.keys() - used
@@ -369,13 +378,13 @@ class PipelinedModel(SpreadModel):
         """Return a mark per buffer, which changes as it is written or its memory is replaced.
 
         The run itself moves those of this part; ``HeldMemory`` writes into them what replaced them.
-        Those that passes change have the same mark always.
+        Running statistics have the same mark always (batch_norm.py).
         """
         own = {id(buffer) for buffer in self.own.buffers()}
-        learned = {id(buffer) for buffer, _ in self.learned}
+        statistics = {id(buffer) for buffer, _ in self.norms.buffers}
         return [
             (0, 0)
-            if id(buffer) in learned
+            if id(buffer) in statistics
             else (buffer._version, buffer.data_ptr() * (id(buffer) not in own))
             for buffer in self.buffers
         ]

@@ -3,7 +3,7 @@
 This module must not know parts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
@@ -48,27 +48,3 @@ def in_mode(module: nn.Module, mode: int) -> Iterator[None]:
             layer.training = bool(mode)
         yield
     assert module_mode(module) == own_mode
-
-
-def training_batch_norms(module: nn.Module, *, is_frozen: bool = True) -> tuple[str, ...]:
-    """Return the names of batch norm layers in training.
-
-    Args:
-        is_frozen: whether layers in evaluation mode stay in it; otherwise ``module.train()`` is yet
-            to come.
-    """
-    return tuple(
-        name
-        for name, layer in module.named_modules()
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or not is_frozen)
-    )
-
-
-def refuse_batch_norm(names: Sequence[str]) -> None:
-    """Raise ConfigError where there are batch norm layers in training."""
-    if names:
-        raise ConfigError(
-            f"{', '.join(names[:3])}: batch norm looks at the whole batch, so in parts of one it "
-            "would compute something else; use nn.GroupNorm, freeze it by .eval() before "
-            "prepare() and after each model.train(), or use --split data"
-        )

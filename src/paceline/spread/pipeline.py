@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..exchange.group import PeerGroup, Pending
 from ..splits.late_weights import LateWeights
+from .batch_norm import NormStatistics
 from .borders import leaves_of
 from .chunks import Chunk, TensorShape, Values
 
@@ -53,6 +54,7 @@ class PartRunner:
             crosses the border after it; the first part has the worker's number in its copy.
         group: the workers of the copy.
         borders: what crosses each border: inputs, ..., outputs.
+        norms: running statistics of the copy's batch norm layers.
     """
 
     def __init__(
@@ -60,8 +62,9 @@ class PartRunner:
         modules: Sequence[nn.Module],
         group: PeerGroup,
         borders: Sequence[Sequence[TensorShape]],
+        norms: NormStatistics,
     ) -> None:
-        self._modules, self._group, self._borders = modules, group, borders
+        self._modules, self._group, self._borders, self._norms = modules, group, borders, norms
         self.here, self._end = group.rank, group.size - 1
         self.last = len(borders) - 2
         self._parts = range(self.here, self.last + 1, group.size)
@@ -103,7 +106,7 @@ class PartRunner:
                 for at, chunk in enumerate(chunks):
                     entering = self._entering(part, inputs[at], keeps=keeps)
                     inputs[at] = ()
-                    leaving = leaves_of(self._compute(part, entering))
+                    leaving = leaves_of(self._compute(part, entering, chunk.owner))
                     if keeps:
                         kept.append((entering, leaving))
                     self._pass_on(chunk, part, leaving, outputs)
@@ -137,9 +140,10 @@ class PartRunner:
             entering = [x.requires_grad_(x.is_floating_point() or x.is_complex()) for x in entering]
         return entering
 
-    def _compute(self, part: int, entering: Sequence[Tensor]) -> Any:
+    def _compute(self, part: int, entering: Sequence[Tensor], owner: int) -> Any:
         start_s = time.perf_counter()
-        outputs = self._modules[part // self._group.size](*entering)
+        with self._norms.of(owner):
+            outputs = self._modules[part // self._group.size](*entering)
         self.busy_s += time.perf_counter() - start_s
         return outputs
 

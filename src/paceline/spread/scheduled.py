@@ -99,7 +99,7 @@ class ScheduledRunner(PartRunner):
         """Compute a forward action; return the loss in the last part, otherwise 0."""
         part, number = action.stage, action.micro_batch
         entering = self._entering(part, arrivals.take(action), keeps=True)
-        outputs = self._compute(part, entering)
+        outputs = self._compute(part, entering, chunk.owner)
         if part < self.last:
             self._kept[part, number] = entering, (leaving := leaves_of(outputs))
             before = len(self._sent)

@@ -128,7 +128,9 @@ class TrainedModel(PipelinedModel):
         self._known = known
 
     def _make_runner(self) -> ScheduledRunner:
-        self._scheduled = ScheduledRunner(self._modules(), self.groups.copy, self.cut.borders)
+        self._scheduled = ScheduledRunner(
+            self._modules(), self.groups.copy, self.cut.borders, self.norms
+        )
         return self._scheduled
 
     def train_on(self, inputs: Tensor, targets: Tensor) -> Tensor:
