@@ -1,6 +1,8 @@
 """Operations that stay together, and the report of parts that are kept whole."""
 
 import inspect
+import sys
+import threading
 
 import pytest
 import torch
@@ -101,3 +103,26 @@ def test_model_that_does_not_run_gets_a_one_line_error() -> None:
 
     with pytest.raises(ConfigError, match=r"does not run on its inputs: .*test_tracing.py:\d+"):
         trace(Wrong(), (FLOATS,))
+
+
+def say(words: str) -> None:
+    print(words, file=sys.stderr)
+
+
+class Loud(nn.Module):
+    """Prints while it is exported, and so does another thread."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if type(x).__name__ == "FakeTensor":
+            say("from here")
+            other = threading.Thread(target=say, args=("from another thread",))
+            other.start()
+            other.join()
+        return x * 2 if x.shape[1] > 2 else x
+
+
+def test_only_what_the_exporting_thread_prints_is_dropped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert trace(Loud(), (torch.ones(2, 8),)).how == "torch.export"
+    assert set(capsys.readouterr().err.split("\n")) == {"from another thread", ""}

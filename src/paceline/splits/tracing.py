@@ -25,7 +25,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import torch
 from torch import Tensor, fx, nn
@@ -181,14 +181,31 @@ def generator_states() -> tuple[bytes | object, ...]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence torch.export, which prints and logs pages about what it cannot export."""
+    """Silence torch.export, which prints and logs pages about what it cannot export.
+
+    What other threads print is printed: a run's controller says why another worker has failed.
+    """
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stderr(_WithoutThisThread(sys.stderr)):
             yield
     finally:
         logging.disable(level)
+
+
+class _WithoutThisThread(io.TextIOBase):
+    """A stream that drops what the thread that has made it writes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._thread = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        is_dropped = threading.get_ident() == self._thread
+        return len(text) if is_dropped else self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 class _BufferProxy(fx.Proxy):
