@@ -123,8 +123,9 @@ def test_batch_norm_is_named() -> None:
     assert prices["network"].step_s is not None
     assert prices["layer"].step_s is None
     assert "batch norm" in prices["layer"].why or "no two layers" in prices["layer"].why
-    with pytest.raises(ConfigError, match="a run takes one micro-batch of each worker: leave"):
-        partition(question("normed", 2, micro_batches=4))
+    for ask in (partition, plan_splits):
+        with pytest.raises(ConfigError, match="a run takes one micro-batch of each worker: leave"):
+            ask(question("normed", 2, micro_batches=4))
     assert partition(question("normed", 2, micro_batches=None)).rows
 
 

@@ -36,7 +36,6 @@ def partition(
     Raises:
         ConfigError: there is no such model, it has fewer pieces, or nothing fits.
     """
-
     prepared = prepare(question, tell, partial(_check, question))
     costs = replace(prepared.costs, micro_batches_each=())
     pipeline = costs.pipeline
@@ -70,16 +69,21 @@ def partition(
 
 def _check(question: SplitQuestion, traced: TracedModel, batch_size: int) -> None:
     """Raise ConfigError where a model cannot be cut as asked."""
-    num = micro_batches_of(question, traced)
-    if traced.batch_statistics and num != question.num_workers:
+    _refuse_micro_batches(question, traced)
+    if why := uneven(batch_size, micro_batches_of(question, traced)):
+        raise ConfigError(f"{why} (--micro-batches), or give another --batch-size")
+    kept = [f"{module.name} is kept whole: {module.why}" for module in traced.kept]
+    check_parts(len(traced.pieces), question.num_workers, "; ".join(kept[:2]))
+
+
+def _refuse_micro_batches(question: SplitQuestion, traced: TracedModel) -> None:
+    """Raise ConfigError where batch norm would see parts of a worker's mini-batch."""
+    num = question.micro_batches
+    if traced.batch_statistics and num not in (None, question.num_workers):
         raise ConfigError(
             f"{traced.batch_statistics[0]}: batch norm looks at the whole batch, so a run takes "
             f"one micro-batch of each worker: leave --micro-batches {num} out"
         )
-    if why := uneven(batch_size, num):
-        raise ConfigError(f"{why} (--micro-batches), or give another --batch-size")
-    kept = [f"{module.name} is kept whole: {module.why}" for module in traced.kept]
-    check_parts(len(traced.pieces), question.num_workers, "; ".join(kept[:2]))
 
 
 def _row(costs: SplitCosts, name: str, cut: Placement) -> CutRow:
@@ -106,7 +110,7 @@ def plan_splits(
     Raises:
         ConfigError: there is no such model.
     """
-    prepared = prepare(question, tell)
+    prepared = prepare(question, tell, lambda traced, _: _refuse_micro_batches(question, traced))
     notes = []
     if prepared.num_parameters >= LARGE_MODEL:
         notes.append(
