@@ -31,13 +31,17 @@ def training_batch_norms(module: nn.Module, *, is_frozen: bool = True) -> tuple[
     )
 
 
-def refuse_batch_norm(names: Sequence[str]) -> None:
-    """Raise ConfigError where there are batch norm layers in training."""
+def refuse_batch_norm(names: Sequence[str], *, instead: str) -> None:
+    """Raise ConfigError where there are batch norm layers in training.
+
+    Args:
+        instead: the splits that can compute them.
+    """
     if names:
         raise ConfigError(
             f"{', '.join(names[:3])}: batch norm looks at the whole batch, so in parts of one it "
             "would compute something else; use nn.GroupNorm, freeze it by .eval() before "
-            "prepare() and after each model.train(), or use --split data or network"
+            f"prepare() and after each model.train(), or use --split {instead}"
         )
 
 

@@ -74,7 +74,8 @@ def make_columns(
             else.
     """
     args = inputs(min(mini_batch, FEW))
-    refuse_batch_norm(training_batch_norms(model, is_frozen=model.training))
+    norms = training_batch_norms(model, is_frozen=model.training)
+    refuse_batch_norm(norms, instead="data or network")
     code = followed(model, args)
     traced = code.traced
     if traced.how == "torch.export":

@@ -263,7 +263,8 @@ class PipelinedModel(SpreadModel):
                 "share evenly, or --split data"
             )
         norms = training_batch_norms(self._module)
-        refuse_batch_norm([name for name in norms if name not in self.cut.batch_norms])
+        thawed = [name for name in norms if name not in self.cut.batch_norms]
+        refuse_batch_norm(thawed, instead="data")
         for name in self.cut.frozen:
             if self._module.get_submodule(name).training:
                 raise ConfigError(BUFFER_CHANGES.format(name))
