@@ -137,6 +137,58 @@ def test_a_newcomer_joins_a_resumed_run_where_the_others_are(tmp_path: Path) -> 
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
 
 
+LATE = """
+import os, signal, threading, time, torch, paceline
+from paceline.store.parameter_store import SharedStore
+
+UPDATES = 4
+pace = paceline.connect()
+
+def die_if_late():
+    while not os.path.exists("is-late"):
+        time.sleep(0.01)
+    if open("is-late").read() != str(pace.worker):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def publish_late(self, go_on=SharedStore._publish, **options):
+    if self.version == UPDATES - 1:
+        with open("is-late.part", "w") as file:
+            file.write(str(pace.worker))
+        os.rename("is-late.part", "is-late")
+        time.sleep(4.0)
+    go_on(self, **options)
+
+SharedStore._publish = publish_late
+is_back = os.path.exists("is-late")
+if not is_back:
+    threading.Thread(target=die_if_late, daemon=True).start()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = pace.prepare(model, optimizer)
+for number in pace.updates(UPDATES):
+    with pace.step():
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+with open(f"ended-{pace.worker}", "w") as file:
+    file.write(f"{pace.version} {is_back}")
+"""
+
+
+def test_a_newcomer_waits_for_the_last_update_that_another_still_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the version before it, its script would begin another pass, and the run would end."""
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text(LATE)
+    run = run_script(script, tmp_path, workers=2, path="store", respawn=True)
+    assert run.left == ["killed by signal 9"]
+    assert run.summary.updates == 4
+    ends = sorted(path.read_text() for path in tmp_path.glob("ended-*"))
+    assert ends == ["4 False", "4 True"]
+
+
 ALONE = """
 import os, time, torch, paceline
 from torch import nn

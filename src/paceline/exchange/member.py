@@ -220,6 +220,15 @@ class MemberSide:
         self.snapshots.begin(store)
         return layout
 
+    def live_alone(self, version: int) -> None:
+        """Hold the newest version, at least this one, in memory of its own.
+
+        A newcomer may be told of an epoch's end before its last update is made; from an earlier
+        version its script would begin another pass, for which nobody waits.
+        """
+        self._reach(version)
+        self.copy.live_alone()
+
     def _scale_own(self, number: int, limit: float) -> float:
         """Return the factor that distance leaves of this member's last push, and report it.
 

@@ -134,7 +134,7 @@ class StoreExchange(Exchange):
             own.copy, self._mail, layout.version, self.beat, is_part=own.hooks.spread is not None
         )
         self._beginning.lay_out(self.first_scale, self._first_skipped)
-        own.copy.live_alone()
+        own.live_alone(layout.version)
 
     def standing(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See ``MemberSide.standing``."""

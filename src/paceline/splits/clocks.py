@@ -6,6 +6,7 @@ read from the file of ceilings that `paceline probe` writes, or measured here. T
 is measured here, too.
 """
 
+import functools
 import mmap
 import socket
 import statistics
@@ -142,15 +143,7 @@ class CountedClock:
     """Estimates times from counted operations and bytes, and this machine's rates."""
 
     def __init__(self) -> None:
-        ceilings = read_machine() if torch.get_num_threads() == num_cores() else MachineCeilings()
-        op_per_s = ceilings.get("matmul_fp32_op_per_s")
-        bytes_per_s = ceilings.get("memory_copy_bytes_per_s")
-        if op_per_s is not None and bytes_per_s is not None:
-            self._s_per_flop, self._s_per_byte = 1 / op_per_s, 1 / bytes_per_s
-            return
-        matrix = torch.ones(_MATRIX, _MATRIX)
-        self._s_per_flop = _least_s(lambda: matrix @ matrix) / (2 * _MATRIX**3)
-        self._s_per_byte = moved_s_per_byte()
+        self._s_per_flop, self._s_per_byte = _machine_rates(torch.get_num_threads())
 
     def both(
         self, forward: Callable[[], Any], module: nn.Module, late: LateWeights | None = None
@@ -168,6 +161,18 @@ class CountedClock:
             backward_flops.get_total_flops() * self._s_per_flop + 2 * num_bytes * self._s_per_byte,
             0.0,
         )
+
+
+@functools.cache  # so that estimates of two batches are of one machine
+def _machine_rates(num_threads: int) -> tuple[float, float]:
+    """Return seconds per operation and per byte, as saved for all cores, else measured now."""
+    ceilings = read_machine() if num_threads == num_cores() else MachineCeilings()
+    op_per_s = ceilings.get("matmul_fp32_op_per_s")
+    bytes_per_s = ceilings.get("memory_copy_bytes_per_s")
+    if op_per_s is not None and bytes_per_s is not None:
+        return 1 / op_per_s, 1 / bytes_per_s
+    matrix = torch.ones(_MATRIX, _MATRIX)
+    return _least_s(lambda: matrix @ matrix) / (2 * _MATRIX**3), moved_s_per_byte()
 
 
 def moved_s_per_byte() -> float:
