@@ -11,6 +11,7 @@ from paceline.exports.subject import Subject, find_subject
 from paceline.partition.graph import WorkGraph
 from paceline.predict import measuring
 from paceline.predict.measuring import Counting, GraphAt, Measuring, least_of, measuring_of
+from paceline.splits.measuring import MeasuredModel
 from paceline.splits.tracing import TracedModel, trace
 from paceline.workloads import load_task
 
@@ -48,8 +49,13 @@ def test_pieces_sum_to_the_time_of_the_whole(monkeypatch: pytest.MonkeyPatch) ->
     assert shares[0] == pytest.approx(shares[1])
 
 
+def forbid_long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_MEASURED_S", "_LONG_S"):
+        monkeypatch.setattr(measuring, name, 0.0)
+
+
 def test_slow_batch_is_extrapolated_linearly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "_MEASURED_S", 0.0)  # so the smallest is as large as can be
+    forbid_long_steps(monkeypatch)
     one = make_measuring()
     _, graph_at = pieces(one, 4, 64)
     monkeypatch.setattr(measuring, "_WHOLE_S", 0.0)
@@ -62,7 +68,24 @@ def test_slow_batch_is_extrapolated_linearly(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(one, "_update_s", update_s)
     assert one.as_one(graph_at, {64, 2})(64).alone_s == pytest.approx(64.0)
     assert one.alone_s(64) == pytest.approx(64.0)
-    assert max(asked) == 2
+    assert max(asked) == 4
+
+
+def test_pieces_are_measured_at_two_batches_however_slow_the_model_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At one alone, a micro-batch of any size would cost as much as that one."""
+    forbid_long_steps(monkeypatch)
+    one, taken = make_measuring(), list[int]()
+    measured = measuring.measure
+
+    def measure(traced: TracedModel, inputs: tuple[Tensor, ...]) -> MeasuredModel:
+        taken.append(len(inputs[0]))
+        return measured(traced, inputs)
+
+    monkeypatch.setattr(measuring, "measure", measure)
+    pieces(one, 2, 64)
+    assert taken == [2, 4]
 
 
 def test_extrapolation_uses_larger_batches_than_two_samples(

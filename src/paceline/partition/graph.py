@@ -59,6 +59,11 @@ class WorkNode:
         """Seconds of one micro-batch, forward and backward, late work included."""
         return self.forward_s + self.backward_s + self.late_s
 
+    @property
+    def late_gradient_bytes(self) -> int:
+        """Of its gradients, if they are computed late: held once more while they are added."""
+        return self.parameter_bytes if self.late_bytes else 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkEdge:

@@ -9,6 +9,7 @@ A part's memory, with k copies of optimizer state and m of M micro-batches alive
     parameters (1 + gradient 1 + k)  +  buffers  +  m x activations kept
                                      +  M x inputs from its border: allocated for all at once
                                      +  (M - m) x what is kept for late gradients
+                                     +  the largest late gradient, while it is added
 
 What is kept for the backward pass is counted tensor by tensor; temporary buffers of operations, and
 the memory of Python and torch themselves, are not included. Above 300 lines, since a price and the
@@ -213,7 +214,8 @@ def part_between(
         + sum(node.buffer_bytes for node in nodes)
         + live * kept_bytes
         + (pipeline.micro_batches - live)
-        * (entering_bytes + sum(node.late_bytes for node in nodes)),
+        * (entering_bytes + sum(node.late_bytes for node in nodes))
+        + max((node.late_gradient_bytes for node in nodes), default=0),
         live=live,
     )
 

@@ -25,6 +25,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 from ..errors import ConfigError
@@ -155,6 +156,8 @@ class _Search:
         self._kinds = list(dict.fromkeys(pipeline.workers))
         self._counts = tuple(pipeline.workers.count(kind) for kind in self._kinds)
         self._ties = [(sum(1 << i for i in tie.nodes), tie.num_bytes) for tie in graph.ties]
+        late = [(node.late_gradient_bytes, 1 << i) for i, node in enumerate(graph.nodes)]
+        self._late_gradients = sorted(filter(itemgetter(0), late), reverse=True)
         even = even_cut(graph, pipeline)
         bound_s = even.step_s if is_allowed(even, pipeline) else float("inf")
         self._bound_s = bound_s * (1.0 + 1e-9)
@@ -235,7 +238,9 @@ class _Search:
         memory += after.buffer_bytes - before.buffer_bytes
         live = self._pipeline.live(number)
         late = after.late_bytes - before.late_bytes + before.crossing_bytes
-        return memory + live * kept + (self._pipeline.micro_batches - live) * late <= limit
+        memory += live * kept + (self._pipeline.micro_batches - live) * late
+        added = (num_bytes for num_bytes, node in self._late_gradients if node & inside)
+        return memory + next(added, 0) <= limit
 
     def _least_s(self, most_s: float, sum_s: float, border: int, used: tuple[int, ...]) -> float:
         """Return a lower bound on the step of any cut that goes on from a border."""

@@ -39,6 +39,9 @@ from .neighbours import MOST_NEIGHBOURS, Neighbours
 
 _MEASURED_S = 0.4
 """Limit of a step's time, about, for the larger of the two batches at which pieces are measured."""
+_LONG_S, _FAR_APART = 1.0, 4
+"""The same until that batch is so many times as large as the smaller one; it is at least twice as
+large however long that takes, since a line needs two points."""
 _WHOLE_S = 4.0
 """The same for a batch at which the whole model is measured."""
 _LEAST = 2
@@ -169,7 +172,10 @@ class Measuring:
     def _find_larger_batch(self, smallest: int) -> int:
         """Return the larger batch at which pieces are measured: doubled until a step takes long."""
         size, step_s = smallest, min(self._once_s(smallest) for _ in range(2))
-        while size < self._batch_size and 2 * step_s <= _MEASURED_S:
+        while size < self._batch_size:
+            limit_s = _MEASURED_S if size >= _FAR_APART * smallest else _LONG_S
+            if size > smallest and 2 * step_s > limit_s:
+                break
             size = min(2 * size, self._batch_size)
             step_s = self._once_s(size)
         self._larger_batch, self._larger_batch_s = size, step_s
