@@ -1,6 +1,6 @@
 """Splits of a model compared with their predictions: steps, memory, and their results.
 
-    python bench/splits.py [--rounds 2] [--only steps | memory | equal | large | torch] [--write]
+    python bench/splits.py [--rounds 3] [--only steps | memory | equal | large | torch] [--write]
 
     steps    every split of four models on 2 and 3 processes: predicted, then live, in each round
     memory   100 million parameters on 2 processes: the peak of a worker, against the table
@@ -53,7 +53,7 @@ MODELS: dict[str, tuple[str, int | None]] = {
 """Tasks, and the samples of an update where they differ from the task's."""
 UPDATES = 9
 """Updates of a run; the first three of each worker are not counted."""
-_TURNS = 3
+_TURNS = 2
 """Rounds beside torch's pipeline, for each round of the table: they are short, and vary by 7 %."""
 Figures = tuple[float | None, float | None, str]
 """Measured, predicted, and why one of them is missing."""
@@ -121,16 +121,24 @@ def step_rows(rounds: int, folder: Path | None) -> Iterator[list[str]]:
 
 def paired_row(title: str, workers: int, each: Sequence[LiveSplit]) -> list[str]:
     """Return the row of a split whose step was predicted and measured in several rounds."""
+    whys = [row.why for row in each]
     first, pairs = each[0], [(row.step_s, row.predicted_step_s) for row in each]
-    measured, predicted = (
-        statistics.median(known) if (known := [s for s in column if s is not None]) else None
-        for column in zip(*pairs, strict=True)
-    )
-    row = make_row(title, workers, first.split, (measured, predicted, first.why), three_figures)
+    cells = [middle_of([s for s in column if s is not None]) for column in zip(*pairs, strict=True)]
+    row = [title, str(workers), first.split, *(cell or first.why for cell in cells), ""]
     ratios = [b / a for a, b in pairs if a is not None and b is not None]
     if ratios:
         row[-1] = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    if ratios and len(ratios) < len(each):
+        row[-1] += f"; {len(ratios)} of {len(each)} rounds: {next(filter(None, whys), 'no time')}"
     return row
+
+
+def middle_of(times_s: Sequence[float]) -> str:
+    """Return the median and the range; empty: there is no time."""
+    if not times_s:
+        return ""
+    low, middle, high = map(three_figures, (min(times_s), statistics.median(times_s), max(times_s)))
+    return f"{middle} ({low} to {high})"
 
 
 def memory_rows() -> Iterator[list[str]]:
@@ -151,7 +159,7 @@ def torch_rows(rounds: int) -> Iterator[list[str]]:
         ratio = (
             f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), >= {wanted}"
         )
-        medians = [three_figures(statistics.median(times_s)) for times_s in (paceline_s, torch_s)]
+        medians = [middle_of(times_s) for times_s in (paceline_s, torch_s)]
         title = (
             f"a step, {load_task(f'pipelines:{name}', 2).name}; torch's own, even; times as fast"
         )
@@ -209,9 +217,23 @@ def peak_bytes(process: psutil.Process) -> int:
     return next((int(row.split()[1]) << 10 for row in rows if row.startswith("VmHWM")), 0)
 
 
+def all_rows(options: argparse.Namespace) -> Iterator[list[str]]:
+    if options.only in (None, "large"):
+        yield large_row()
+    if options.only in (None, "steps"):
+        yield from step_rows(options.rounds, RESULTS if options.write else None)
+    if options.only in (None, "memory"):
+        yield from memory_rows()
+    if options.only in (None, "equal"):
+        yield from compare_script()
+        yield from compare_task()
+    if options.only in (None, "torch"):
+        yield from torch_rows(_TURNS * options.rounds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=("steps", "memory", "equal", "large", "torch"))
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
@@ -219,24 +241,15 @@ def main() -> None:
     path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     rows: list[list[str]] = []
-    if options.only in (None, "large"):
-        rows.append(large_row())
-    if options.only in (None, "steps"):
-        rows += step_rows(options.rounds, RESULTS if options.write else None)
-    if options.only in (None, "memory"):
-        rows += memory_rows()
-    if options.only in (None, "equal"):
-        rows += compare_script()
-        rows += compare_task()
-    if options.only in (None, "torch"):
-        rows += torch_rows(_TURNS * options.rounds)
-    for cells in rows:
-        print(" | ".join(cells))
+    for cells in all_rows(options):
+        print(" | ".join(cells), flush=True)
+        rows.append(cells)
     if options.write:
         note = (
             f"Steps: medians over {options.rounds} runs of {UPDATES} updates, beside torch over "
-            f"{_TURNS * options.rounds}, from a push to its worker's next; memory: what a process "
-            f"held in its steps beyond what it held before its model. {machine_note}"
+            f"{_TURNS * options.rounds}, from a push to its worker's next, and the range of the "
+            "runs; each run's prediction is measured before it; memory: what a process held in its "
+            f"steps beyond what it held before its model. {machine_note}"
         )
         write_table("splits", "Splits, beside what was predicted of them", HEADER, rows, note)
 

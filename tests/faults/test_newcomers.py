@@ -155,7 +155,10 @@ def publish_late(self, go_on=SharedStore._publish, **options):
         with open("is-late.part", "w") as file:
             file.write(str(pace.worker))
         os.rename("is-late.part", "is-late")
-        time.sleep(4.0)
+        end_s = time.monotonic() + 60.0
+        while not os.path.exists("is-back") and time.monotonic() < end_s:
+            time.sleep(0.01)
+        time.sleep(2.0)  # until it has described itself
     go_on(self, **options)
 
 SharedStore._publish = publish_late
@@ -164,6 +167,8 @@ if not is_back:
     threading.Thread(target=die_if_late, daemon=True).start()
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if is_back:
+    open("is-back", "w").close()
 model, optimizer = pace.prepare(model, optimizer)
 for number in pace.updates(UPDATES):
     with pace.step():

@@ -75,6 +75,16 @@ def test_part_memory_is_parameters_state_and_live_micro_batches() -> None:
         assert [part.memory_bytes for part in actual.parts] == expected
 
 
+def test_part_memory_includes_its_largest_late_gradient() -> None:
+    nodes = tuple(
+        WorkNode(name=str(num), parameter_bytes=num, late_bytes=late)
+        for num, late in ((1000, 0), (10, 1), (30, 1), (20, 1))
+    )
+    pipeline = Pipeline(workers=workers(2), micro_batches=1)
+    actual = place(WorkGraph(nodes=nodes, edges=()), pipeline, (0, 0, 1, 1))
+    assert [part.memory_bytes for part in actual.parts] == [2 * 1010 + 10, 2 * 50 + 30]
+
+
 def test_invalid_cut_is_refused() -> None:
     edge = WorkEdge(name="e", source=0, targets=(1,), num_bytes=7)
     graph = WorkGraph(nodes=NODES, edges=(edge,))

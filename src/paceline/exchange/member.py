@@ -226,7 +226,12 @@ class MemberSide:
         A newcomer may be told of an epoch's end before its last update is made; from an earlier
         version its script would begin another pass, for which nobody waits.
         """
-        self._reach(version)
+
+        def is_there() -> bool:
+            self.beat()  # whoever makes the version is watched instead
+            return self.control.wait_for_version(version, POLL_S)
+
+        self.mail.settle(is_there)
         self.copy.live_alone()
 
     def _scale_own(self, number: int, limit: float) -> float:

@@ -243,6 +243,11 @@ class WorkGraph:
         )
         return replace(self, nodes=nodes, edges=edges)
 
+    def without_costs(self) -> "WorkGraph":
+        """Return this graph as it would be measured at a batch of no samples."""
+        edges = tuple(replace(edge, num_bytes=0, gradient_bytes=0) for edge in self.edges)
+        return replace(self, nodes=tuple(WorkNode(name=n.name) for n in self.nodes), edges=edges)
+
     def scaled(self, factor: float) -> "WorkGraph":
         """Return this graph with all seconds multiplied by a factor."""
         nodes = tuple(

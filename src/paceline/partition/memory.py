@@ -20,8 +20,9 @@ With shards (spread/units.py), where layers pass through buffers that all worker
     buffers            (2 + 1 / n) U  a layer's gradient sent, received, and the worker's own piece
     in flight          2: U, 3: 2 U   a layer's gradient; 3: its parameters, too
 
-A part of a pipeline holds (2 + k) times its parameters (placement.py). Activations kept for the
-backward pass and buffers are not included. This module must not know where this is measured.
+A part of a pipeline holds (2 + k) times its parameters, and once more the largest of the layers
+whose gradients are added late (placement.py). Activations kept for the backward pass and buffers
+are not included. This module must not know where this is measured.
 """
 
 

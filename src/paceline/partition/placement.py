@@ -210,14 +210,38 @@ def part_between(
         activation_bytes=kept_bytes,
         out_bytes=sum(edge.num_bytes for edge in leaving),
         gradient_bytes=sum(edge.gradient_bytes for edge in leaving),
-        memory_bytes=(2 + pipeline.state_copies) * parameter_bytes
-        + sum(node.buffer_bytes for node in nodes)
-        + live * kept_bytes
-        + (pipeline.micro_batches - live)
-        * (entering_bytes + sum(node.late_bytes for node in nodes))
-        + max((node.late_gradient_bytes for node in nodes), default=0),
+        memory_bytes=held_bytes(
+            pipeline,
+            live,
+            parameter_bytes,
+            sum(node.buffer_bytes for node in nodes),
+            kept_bytes,
+            entering_bytes + sum(node.late_bytes for node in nodes),
+            max((node.late_gradient_bytes for node in nodes), default=0),
+        ),
         live=live,
     )
+
+
+def held_bytes(
+    pipeline: Pipeline,
+    live: int,
+    parameter_bytes: int,
+    buffer_bytes: int,
+    kept_bytes: int,
+    late_bytes: int,
+    late_gradient_bytes: int,
+) -> int:
+    """Return the memory of a part, as drawn above.
+
+    Args:
+        live: micro-batches that are alive in it.
+        kept_bytes, late_bytes: of a micro-batch, until its backward pass and after it.
+        late_gradient_bytes: of its largest late gradient.
+    """
+    state_bytes = (2 + pipeline.state_copies) * parameter_bytes + buffer_bytes
+    rest_bytes = (pipeline.micro_batches - live) * late_bytes
+    return state_bytes + live * kept_bytes + rest_bytes + late_gradient_bytes
 
 
 def pipeline_step(

@@ -37,6 +37,7 @@ from .placement import (
     check_parts,
     even_cut,
     even_parts,
+    held_bytes,
     is_allowed,
     part_between,
     too_large,
@@ -227,20 +228,19 @@ class _Search:
         return load_s + (once_s / speed + messages_s) / self._pipeline.micro_batches
 
     def _fits(self, before: "_Sums", after: "_Sums", number: int, limit: int | None) -> bool:
-        """Whether a part fits its worker's memory, as `part_between` counts it."""
+        """Whether a part fits its worker's memory."""
         if limit is None:
             return True
         inside = after.border & ~before.border
         tied = sum(num_bytes for nodes, num_bytes in self._ties if nodes & inside)
         parameter_bytes = after.parameter_bytes - before.parameter_bytes + tied
         kept = after.kept_bytes - before.kept_bytes + before.crossing_bytes
-        memory = (2 + self._pipeline.state_copies) * parameter_bytes
-        memory += after.buffer_bytes - before.buffer_bytes
-        live = self._pipeline.live(number)
+        buffers = after.buffer_bytes - before.buffer_bytes
         late = after.late_bytes - before.late_bytes + before.crossing_bytes
-        memory += live * kept + (self._pipeline.micro_batches - live) * late
-        added = (num_bytes for num_bytes, node in self._late_gradients if node & inside)
-        return memory + next(added, 0) <= limit
+        added = next((size for size, node in self._late_gradients if node & inside), 0)
+        live = self._pipeline.live(number)
+        sizes = parameter_bytes, buffers, kept, late, added
+        return held_bytes(self._pipeline, live, *sizes) <= limit
 
     def _least_s(self, most_s: float, sum_s: float, border: int, used: tuple[int, ...]) -> float:
         """Return a lower bound on the step of any cut that goes on from a border."""

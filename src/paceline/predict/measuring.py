@@ -40,8 +40,9 @@ from .neighbours import MOST_NEIGHBOURS, Neighbours
 _MEASURED_S = 0.4
 """Limit of a step's time, about, for the larger of the two batches at which pieces are measured."""
 _LONG_S, _FAR_APART = 1.0, 4
-"""The same until that batch is so many times as large as the smaller one; it is at least twice as
-large however long that takes, since a line needs two points."""
+"""The same until that batch is so many times as large as the smallest."""
+_MOST_S = 20.0
+"""The same if that would be the smallest itself: a line needs two points."""
 _WHOLE_S = 4.0
 """The same for a batch at which the whole model is measured."""
 _LEAST = 2
@@ -160,24 +161,40 @@ class Measuring:
         smallest = least_of(wanted[1])
         self._batch_size = wanted[1]
         larger = self._find_larger_batch(smallest)
-        models = []
-        for size in (max(smallest, min(wanted[0], larger // 2)), larger):
-            traced = _traced_for(traced, self._model, self._inputs(size))
-            self._tell(f"each piece, in batches of {size}")
-            with self._as_a_worker(size):
-                models.append(measure(traced, self._inputs(size)))
-        self._activation_bytes = models[1].graph.activation_bytes / larger
-        return traced, _line(*models)
+        traced, small = self._pieces_of(traced, max(smallest, min(wanted[0], larger // 2)))
+        if larger == small.batch_size:
+            larger = self._twice(small)
+        large = small
+        if larger != small.batch_size:
+            traced, large = self._pieces_of(traced, larger)
+        self._activation_bytes = large.graph.activation_bytes / larger
+        return traced, _line(small, large)
+
+    def _pieces_of(self, traced: TracedModel, size: int) -> tuple[TracedModel, MeasuredModel]:
+        """Return the pieces and their costs at a batch."""
+        traced = _traced_for(traced, self._model, self._inputs(size))
+        self._tell(f"each piece, in batches of {size}")
+        with self._as_a_worker(size):
+            return traced, measure(traced, self._inputs(size))
 
     def _find_larger_batch(self, smallest: int) -> int:
         """Return the larger batch at which pieces are measured: doubled until a step takes long."""
         size, step_s = smallest, min(self._once_s(smallest) for _ in range(2))
         while size < self._batch_size:
-            limit_s = _MEASURED_S if size >= _FAR_APART * smallest else _LONG_S
-            if size > smallest and 2 * step_s > limit_s:
+            if 2 * step_s > (_MEASURED_S if size >= _FAR_APART * smallest else _LONG_S):
                 break
             size = min(2 * size, self._batch_size)
             step_s = self._once_s(size)
+        self._larger_batch, self._larger_batch_s = size, step_s
+        return size
+
+    def _twice(self, measured: MeasuredModel) -> int:
+        """Return twice a measured batch; the same if that takes too long, or too much memory."""
+        size = min(2 * measured.batch_size, self._batch_size)
+        step_s = 2 * (measured.forward_s + measured.backward_s)
+        num_bytes = size / measured.batch_size * measured.graph.activation_bytes
+        if size == measured.batch_size or step_s > _MOST_S or num_bytes > _bytes_of_each():
+            return measured.batch_size
         self._larger_batch, self._larger_batch_s = size, step_s
         return size
 
@@ -189,7 +206,7 @@ class Measuring:
         A line from batches of few samples would not predict it: weights take most of their time.
         """
         size, step_s = self._larger_batch, self._larger_batch_s
-        most_bytes = psutil.virtual_memory().available / (2 * _NUM_PROCESSES)
+        most_bytes = _bytes_of_each()
         while size < self._batch_size and 2 * step_s <= _WHOLE_S:
             larger = min(2 * size, self._batch_size)
             if larger * self._activation_bytes > most_bytes:
@@ -342,13 +359,22 @@ def _on_lines(seconds: Mapping[int, float], batch: float) -> float:
     return line_s
 
 
+def _bytes_of_each() -> float:
+    """Return the bytes that each measuring process may take."""
+    return psutil.virtual_memory().available / (2 * _NUM_PROCESSES)
+
+
 def _line(small: MeasuredModel, large: MeasuredModel) -> GraphAt:
-    """Return the costs at any batch, on the line through those at two."""
+    """Return the costs at any batch, on the line through those at two.
+
+    If only one could be measured, they are in proportion beyond it.
+    """
 
     @functools.cache
     def graph_at(batch: float) -> WorkGraph:
         if small.batch_size == large.batch_size:
-            return large.graph
+            beyond = max(batch, large.batch_size)
+            return large.graph.at(beyond, large.batch_size, large.graph.without_costs(), 0.0)
         return small.graph.at(batch, small.batch_size, large.graph, large.batch_size)
 
     return graph_at
