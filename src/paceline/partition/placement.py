@@ -190,9 +190,11 @@ def part_between(
     ties = [tie for tie in graph.ties if any(inside >> i & 1 for i in tie.nodes)]
     cut_ties = [tie for tie in ties if not all(inside >> i & 1 for i in tie.nodes)]
     parameter_bytes = sum(n.parameter_bytes for n in nodes) + sum(t.num_bytes for t in ties)
-    live = pipeline.live(number)
+    buffer_bytes = sum(node.buffer_bytes for node in nodes)
     entering_bytes = sum(edge.num_bytes for edge in entering)
     kept_bytes = sum(node.activation_bytes for node in nodes) + entering_bytes
+    late_bytes = sum(node.late_bytes for node in nodes) + entering_bytes
+    added_bytes = max((node.late_gradient_bytes for node in nodes), default=0)
     return PartPrice(
         nodes=tuple(numbers),
         worker=worker,
@@ -211,37 +213,31 @@ def part_between(
         out_bytes=sum(edge.num_bytes for edge in leaving),
         gradient_bytes=sum(edge.gradient_bytes for edge in leaving),
         memory_bytes=held_bytes(
-            pipeline,
-            live,
-            parameter_bytes,
-            sum(node.buffer_bytes for node in nodes),
-            kept_bytes,
-            entering_bytes + sum(node.late_bytes for node in nodes),
-            max((node.late_gradient_bytes for node in nodes), default=0),
+            pipeline, number, parameter_bytes, buffer_bytes, kept_bytes, late_bytes, added_bytes
         ),
-        live=live,
+        live=pipeline.live(number),
     )
 
 
 def held_bytes(
     pipeline: Pipeline,
-    live: int,
+    number: int,
     parameter_bytes: int,
     buffer_bytes: int,
     kept_bytes: int,
     late_bytes: int,
-    late_gradient_bytes: int,
+    added_bytes: int,
 ) -> int:
-    """Return the memory of a part, as drawn above.
+    """Return the memory of part ``number``, as drawn above.
 
     Args:
-        live: micro-batches that are alive in it.
         kept_bytes, late_bytes: of a micro-batch, until its backward pass and after it.
-        late_gradient_bytes: of its largest late gradient.
+        added_bytes: of its largest late gradient.
     """
+    live = pipeline.live(number)
     state_bytes = (2 + pipeline.state_copies) * parameter_bytes + buffer_bytes
     rest_bytes = (pipeline.micro_batches - live) * late_bytes
-    return state_bytes + live * kept_bytes + rest_bytes + late_gradient_bytes
+    return state_bytes + live * kept_bytes + rest_bytes + added_bytes
 
 
 def pipeline_step(

@@ -238,9 +238,8 @@ class _Search:
         buffers = after.buffer_bytes - before.buffer_bytes
         late = after.late_bytes - before.late_bytes + before.crossing_bytes
         added = next((size for size, node in self._late_gradients if node & inside), 0)
-        live = self._pipeline.live(number)
         sizes = parameter_bytes, buffers, kept, late, added
-        return held_bytes(self._pipeline, live, *sizes) <= limit
+        return held_bytes(self._pipeline, number, *sizes) <= limit
 
     def _least_s(self, most_s: float, sum_s: float, border: int, used: tuple[int, ...]) -> float:
         """Return a lower bound on the step of any cut that goes on from a border."""
