@@ -60,6 +60,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 loader = DataLoader(Signals(arguments.samples), batch_size=BATCH_SIZE)
 model, optimizer, loader = pace.prepare(model, optimizer, loader)
 
+loss = torch.tensor(torch.nan)  # a worker may be too slow to get a mini-batch
 for epoch in pace.epochs(arguments.epochs):
     for signals, targets in loader:
         with pace.step():
