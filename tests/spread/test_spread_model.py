@@ -472,12 +472,19 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
 
 
+def unnormed() -> nn.Module:
+    model = normed()
+    model[1] = nn.BatchNorm1d(6, track_running_stats=False).double()
+    return model
+
+
 @pytest.mark.parametrize(
     ("make", "parts", "words"),
     [
         (spectral, 2, "0.parametrizations.weight.0._u: a buffer that each forward pass"),
         (calibrated, 2, "1.seen: a buffer that each forward pass"),
         (Scaled, 2, "returns something else for a batch than for its halves"),
+        (unnormed, 2, "1: batch norm without running statistics looks at the whole batch"),
         (OwnFlag, 2, "self.training"),
         (lambda: nn.Sequential(nn.Linear(6, 3)).double(), 2, "has 1 piece that can be cut apart"),
         (Choosing, 2, "control flow"),

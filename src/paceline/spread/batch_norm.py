@@ -31,6 +31,21 @@ def training_batch_norms(module: nn.Module, *, is_frozen: bool = True) -> tuple[
     )
 
 
+def refuse_without_statistics(module: nn.Module) -> None:
+    """Raise ConfigError where batch norm layers have no running statistics."""
+    names = [
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None
+    ]
+    if names:
+        raise ConfigError(
+            f"{', '.join(names[:3])}: batch norm without running statistics looks at the whole "
+            "batch in evaluation, too, of which parts would compute something else; give it "
+            "track_running_stats=True, or use --split data"
+        )
+
+
 def refuse_batch_norm(names: Sequence[str], *, instead: str) -> None:
     """Raise ConfigError where there are batch norm layers in training.
 

@@ -40,7 +40,7 @@ from ..splits.measuring import measure
 from ..splits.parts import ModelPart, make_parts
 from ..splits.tracing import TracedModel, trace, untouched
 from ..system.processors import num_cores
-from .batch_norm import training_batch_norms
+from .batch_norm import refuse_without_statistics, training_batch_norms
 from .borders import Flow, Inputs, find_borders, find_flow, leaves_of, sent_bytes
 from .chunks import TensorShape
 from .group import Ranks, measured_link, tell_all
@@ -219,6 +219,7 @@ def refuse_other_results(model: nn.Module, traced: TracedModel, args: Sequence[T
         if not is_rows or not torch.allclose(
             whole, torch.cat([first, second]), rtol=_CLOSE, atol=_CLOSE, equal_nan=True
         ):
+            refuse_without_statistics(model)
             raise ConfigError(
                 f"{type(model).__name__} returns something else for a batch than for its halves: "
                 "its samples depend on each other, or its output has no row for each sample (for a "
