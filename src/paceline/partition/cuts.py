@@ -47,12 +47,15 @@ def best_cut(graph: WorkGraph, pipeline: Pipeline, cores: float) -> FoundPlaceme
         ConfigError: there are more parts than nodes, or no cut fits the memory.
     """
     searched = find_placement(graph, pipeline)
+    best = or_even(searched.placement, graph, pipeline, cores)
+    return replace(searched, placement=best)
+
+
+def or_even(cut: Placement, graph: WorkGraph, pipeline: Pipeline, cores: float) -> Placement:
+    """Return a cut, or the even one where that is possible and its schedule is shorter."""
     even = even_cut(graph, pipeline)
-    if is_allowed(even, pipeline):
-        cuts = (searched.placement, even)
-        best = min(cuts, key=lambda cut: pipeline_step(cut, pipeline, cores).seconds)
-        return replace(searched, placement=best)
-    return searched
+    cuts = (cut, even) if is_allowed(even, pipeline) else (cut,)
+    return min(cuts, key=lambda one: pipeline_step(one, pipeline, cores).seconds)
 
 
 class MicroBatches(NamedTuple):
