@@ -8,7 +8,7 @@
 This module must not know what else a split costs.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -47,15 +47,20 @@ def best_cut(graph: WorkGraph, pipeline: Pipeline, cores: float) -> FoundPlaceme
         ConfigError: there are more parts than nodes, or no cut fits the memory.
     """
     searched = find_placement(graph, pipeline)
-    best = or_even(searched.placement, graph, pipeline, cores)
-    return replace(searched, placement=best)
+    cuts = [searched.placement]
+    if is_allowed(even := even_cut(graph, pipeline), pipeline):
+        cuts.append(even)
+    return replace(searched, placement=shortest(cuts, pipeline, cores))
 
 
-def or_even(cut: Placement, graph: WorkGraph, pipeline: Pipeline, cores: float) -> Placement:
-    """Return a cut, or the even one where that is possible and its schedule is shorter."""
-    even = even_cut(graph, pipeline)
-    cuts = (cut, even) if is_allowed(even, pipeline) else (cut,)
-    return min(cuts, key=lambda one: pipeline_step(one, pipeline, cores).seconds)
+def shortest(cuts: Sequence[Placement], pipeline: Pipeline, cores: float) -> Placement:
+    """Return the cut with the shortest schedule and update; of equal ones the first."""
+
+    def step_s(cut: Placement) -> float:
+        update_s = max(part.update_s for part in cut.parts)
+        return pipeline_step(cut, pipeline, cores).seconds + update_s
+
+    return min(cuts, key=step_s)
 
 
 class MicroBatches(NamedTuple):

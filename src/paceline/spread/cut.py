@@ -97,8 +97,9 @@ class ModelCut:
 
 FEW = 4
 """Number of samples with which a model is traced."""
-_MEASURED_S = 0.4
-"""About how long a step on the measured batch may take, in seconds."""
+_MEASURED_S = 1.0
+"""About how long a step on the measured batch may take, in seconds; costs of larger micro-batches
+are on the line through it and a smaller one, which carries the error of both."""
 
 
 def measured_s(model: nn.Module, args: Sequence[Tensor]) -> float:
