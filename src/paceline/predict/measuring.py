@@ -40,9 +40,10 @@ from .neighbours import MOST_NEIGHBOURS, Neighbours
 _MEASURED_S = 0.4
 """Limit of a step's time, about, for the larger of the two batches at which pieces are measured."""
 _LONG_S, _FAR_APART = 1.0, 4
-"""The same until that batch is so many times as large as the smallest."""
+"""The same limit while that batch is less than so many times as large as the smallest."""
 _MOST_S = 20.0
-"""The same if that would be the smallest itself: a line needs two points."""
+"""The same limit for twice the smallest, if a shorter one allows no other: a line needs two points.
+"""
 _WHOLE_S = 4.0
 """The same for a batch at which the whole model is measured."""
 _LEAST = 2
@@ -164,8 +165,9 @@ class Measuring:
         traced, small = self._pieces_of(traced, max(smallest, min(wanted[0], larger // 2)))
         if larger == small.batch_size:
             larger = self._twice(small)
-        large = small
-        if larger != small.batch_size:
+        if larger == small.batch_size:
+            large = small
+        else:
             traced, large = self._pieces_of(traced, larger)
         self._activation_bytes = large.graph.activation_bytes / larger
         return traced, _line(small, large)
