@@ -211,6 +211,35 @@ def test_layer_pair_divides_its_work_and_sums_twice() -> None:
     assert moved.step_s - result.step_s == pytest.approx(3 * held + 2 * 32 + 2 * ends)
 
 
+def test_measured_columns_are_priced_as_they_were_measured() -> None:
+    """All wait for the worker with the most channels, or all share the cores."""
+    pairs = (ChannelPair(nodes=(0, 1, 2), in_bytes=64, out_bytes=32),)
+
+    def layer_s(*columns_s: float, cores: float) -> float:
+        asked = costs(3, pairs=pairs, columns_s=columns_s, cores=cores, batch_size=12)
+        return by_name(asked)["layer"].step_s or 0.0
+
+    rest_s = layer_s(1.0, 1.0, 1.0, cores=3) - 1.0
+    assert layer_s(2.0, 2.0, 5.0, cores=3) - rest_s == pytest.approx(5.0)
+    assert layer_s(2.0, 2.0, 3.0, cores=2) - rest_s == pytest.approx(3.5)
+
+
+def test_columns_hold_a_gradient_in_flight() -> None:
+    pairs = (ChannelPair(nodes=(0, 1, 2), in_bytes=64, out_bytes=32),)
+    all_of = tuple(replace(pairs[0], nodes=(i, i + 1)) for i in range(0, LAYERS, 2))
+    some, every = (by_name(costs(2, pairs=each))["layer"] for each in (pairs, all_of))
+    assert some.memory_bytes == 3 * (5000 + 3000 / 2) + 1000
+    assert every.memory_bytes == 3 * 8000 / 2 + 500
+
+
+def test_models_that_cannot_be_divided_over_channels_say_why() -> None:
+    pairs = (ChannelPair(nodes=(0, 1, 2), in_bytes=64, out_bytes=32),)
+    fixed = by_name(costs(2, pairs=pairs, has_fixed_rows=True))["layer"]
+    assert fixed.step_s is None
+    assert "torch.export" in fixed.why
+    assert "batch norm" in by_name(costs(2, batch_norms=("1",)))["layer"].why
+
+
 def test_small_model_is_advised_not_to_split() -> None:
     link = LinkCost(latency_s=1e5, s_per_byte=10.0)
     taken = together(**dict.fromkeys(("gather_s", "reduce_s"), lambda size: 1e5 + 10.0 * size))

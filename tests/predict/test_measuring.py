@@ -120,6 +120,37 @@ def test_measuring_leaves_the_model_unchanged() -> None:
     assert all(held.grad is None for held in one._model.parameters())
 
 
+def test_a_workers_columns_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    divided = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16), nn.Linear(16, 2))
+    subject = Subject(name="a model", model=divided, inputs=inputs)
+    one, channels = Measuring(subject, inputs, torch.get_num_threads(), None), list[int]()
+    own = one._update_s
+
+    def update_s(size: int, module: nn.Module | None = None) -> float:
+        if module is not None:
+            assert own(size, module) > 0
+            channels.append(len(next(module.parameters())))
+            return float(channels[-1])
+        return own(size)
+
+    monkeypatch.setattr(one, "_update_s", update_s)
+    measured = one.all_of(trace(divided, inputs(2)), (4, 8), 3)
+    assert [pair.nodes for pair in measured.pairs] == [(0, 1, 2)]
+    assert channels == [10, 11]
+    assert measured.columns_s == (10.0, 10.0, 11.0)
+    assert divided[0].weight.shape == (32, 16)
+    assert all(parameter.grad is None for parameter in divided.parameters())
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(16, 16), nn.BatchNorm1d(16)], ids=["plain", "norm"])
+def test_models_without_divisible_layers_have_no_columns(layer: nn.Module) -> None:
+    undivided = nn.Sequential(nn.Linear(16, 16), nn.Softmax(1), layer)
+    subject = Subject(name="a model", model=undivided, inputs=inputs)
+    one = Measuring(subject, inputs, torch.get_num_threads(), None)
+    measured = one.all_of(trace(undivided, inputs(2)), (4, 8), 2)
+    assert (measured.pairs, measured.columns_s) == ((), ())
+
+
 def test_meta_model_is_counted_instead_of_measured() -> None:
     held = model().to("meta")
 

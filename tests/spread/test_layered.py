@@ -18,8 +18,15 @@ from paceline.errors import ConfigError
 from paceline.exchange.base import End
 from paceline.partition.names import SplitName
 from paceline.replica.replica import Replica
+from paceline.splits.measuring import measure
 from paceline.splits.tracing import trace
-from paceline.spread.columns import PassRandom, can_divide, pair_of
+from paceline.spread.columns import (
+    PassRandom,
+    can_divide,
+    columns_of,
+    divisible_pairs,
+    pair_of,
+)
 from paceline.spread.group import Ranks, SplitGroups
 from paceline.spread.layered import ColumnModel, _is_random, make_columns
 from ranks import Ended, free_port, run_alone
@@ -320,6 +327,20 @@ def test_outputs_with_several_rows_per_sample_are_assigned() -> None:
         dim = next((d for d in range(grad.ndim) if grad.shape[d] != expected.shape[d]), 0)
         start_at = expected.shape[dim] - grad.shape[dim]
         assert close_to(grad, expected.narrow(dim, start_at, grad.shape[dim])), name
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_columns_of_absent_workers_add_up(num_workers: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+    x = torch.randn(5, 4, dtype=torch.float64)
+    traced = trace(model, (x,))
+    pairs = divisible_pairs(traced, measure(traced, (x,)).graph, (x,), num_workers)
+    assert [pair.nodes for pair in pairs] == [(0, 1, 2)]
+    columns = [columns_of(traced, pairs, rank, num_workers) for rank in range(num_workers)]
+    total = torch.stack([module(x) for module in columns]).sum(0)
+    assert close_to(total - (num_workers - 1) * model[2].bias, model(x))
+    assert sum(len(next(module.parameters())) for module in columns) == 7
+    assert model[0].weight.shape == (7, 4)
 
 
 def test_layer_with_weight_hooks_is_not_divided() -> None:

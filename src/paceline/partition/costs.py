@@ -65,6 +65,8 @@ class SplitCosts:
         cores, threads: cores that all workers share; threads per worker.
         turns: how many times longer computing takes where workers take turns on the cores.
         pairs: layers that can be split over channels.
+        columns_s: of each worker, forward and backward of the whole batch with its channels of
+            ``pairs``, without sums; empty: not measured, a share of the pairs' own seconds.
         unit_bytes: parameter bytes of each unit, that is what shards gather at a time.
         largest_bytes: parameter bytes of the largest layer.
         process_bytes: memory that a worker holds besides the model.
@@ -89,6 +91,7 @@ class SplitCosts:
     threads: int = 1
     turns: float = 1.0
     pairs: tuple[ChannelPair, ...] = ()
+    columns_s: tuple[float, ...] = ()
     unit_bytes: tuple[int, ...] = ()
     largest_bytes: int = 0
     process_bytes: int = 0

@@ -21,7 +21,8 @@ With shards (spread/units.py), where layers pass through buffers that all worker
     in flight          2: U, 3: 2 U   a layer's gradient; 3: its parameters, too
 
 A part of a pipeline holds (2 + k) times its parameters, and once more the largest of the layers
-whose gradients are added late (placement.py). Activations kept for the backward pass and buffers
+whose gradients are added late (placement.py); a worker with columns of layers, once more its
+largest piece, a gradient in flight (prices.py). Activations kept for the backward pass and buffers
 are not included. This module must not know where this is measured.
 """
 

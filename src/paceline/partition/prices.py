@@ -273,32 +273,43 @@ def _units_s(costs: SplitCosts, stage: int, gathers: int) -> float:
 
 
 def _layer(costs: SplitCosts) -> SplitPrice:
-    if not costs.pairs:
-        return SplitPrice(name="layer", step_s=None, why="no two layers in a row to split")
-    if costs.batch_norms:
-        why = f"batch norm looks at the whole batch ({costs.batch_norms[0]})"
+    if why := _undivided(costs):
         return SplitPrice(name="layer", step_s=None, why=why)
     num, graph = costs.num_workers, costs.graph_at(costs.batch_size)
     split = {node for pair in costs.pairs for node in pair.nodes}
     tied_bytes = sum(tie.num_bytes for tie in graph.ties)
 
-    def per_worker(cost: Callable[[int], float]) -> float:
-        return sum(cost(i) / (num if i in split else 1) for i in range(len(graph)))
+    def each(cost: Callable[[int], float]) -> list[float]:
+        return [cost(i) / (num if i in split else 1) for i in range(len(graph))]
 
     sums = [size for pair in costs.pairs for size in (pair.in_bytes, pair.out_bytes) if size]
-    parameter_bytes = per_worker(lambda i: graph.nodes[i].parameter_bytes) + tied_bytes
-    work_s = per_worker(lambda i: graph.nodes[i].work_s + graph.nodes[i].first_s)
-    step_s = work_s / costs.slowest * costs.sharing + _script_s(costs)
+    pieces = each(lambda i: graph.nodes[i].parameter_bytes)
+    parameter_bytes = sum(pieces) + tied_bytes
+    step_s = _script_s(costs)
+    if costs.columns_s:
+        step_s += costs.by_cores(costs.columns_s) / costs.slowest
+    else:
+        work_s = each(lambda i: graph.nodes[i].work_s + graph.nodes[i].first_s)
+        step_s += sum(work_s) / costs.slowest * costs.sharing
+        step_s += _moved_s(costs, 2 * sum(pair.out_bytes for pair in costs.pairs))  # biases
     inputs = sum(edge.num_bytes for edge in graph.edges if edge.source == INPUT)
     outputs = sum(edge.gradient_bytes for edge in graph.edges if len(graph) in edge.targets)
     step_s += _sums_s(costs, sums, (inputs, outputs)) + _meetings_s(costs)
-    biased_bytes = sum(pair.out_bytes for pair in costs.pairs)
-    step_s += _moved_s(costs, _PASSES * parameter_bytes + 2 * biased_bytes)
+    step_s += _moved_s(costs, _PASSES * parameter_bytes)
     step_s += _fresh_s(costs, parameter_bytes) + _update_s(costs, parameter_bytes)
-    memory_bytes = (2 + costs.pipeline.state_copies) * parameter_bytes
-    memory_bytes += per_worker(lambda i: graph.nodes[i].activation_bytes) + _buffer_bytes(graph)
+    memory_bytes = (2 + costs.pipeline.state_copies) * parameter_bytes + max(pieces)
+    memory_bytes += sum(each(lambda i: graph.nodes[i].activation_bytes)) + _buffer_bytes(graph)
     sent_bytes = (num - 1) / num * (2 * sum(sums) + inputs + outputs)
     return _price(costs, "layer", step_s, sent_bytes, memory_bytes)
+
+
+def _undivided(costs: SplitCosts) -> str:
+    """Explain why no layers can be split over channels; empty: they can."""
+    if costs.batch_norms:
+        return f"batch norm looks at the whole batch ({costs.batch_norms[0]})"
+    if costs.has_fixed_rows:
+        return "torch.export traced the model, for one batch size"
+    return "" if costs.pairs else "no two layers in a row to split"
 
 
 def _sums_s(costs: SplitCosts, sums: Sequence[int], ends: Sequence[int]) -> float:

@@ -2,12 +2,13 @@
 
     batch   2 4 8 ..      doubled until a step takes long: each piece, at two of these
             B, B / n ..   what workers compute at a time: the whole model
+    B             what a worker computes of layers that are split over channels
 
 At any batch, the pieces' costs are on a straight line through those two batches, scaled so that
 they sum to the time of the whole model there: the line alone would carry the error of two short
 measurements to a batch that is many times as large. The parts of a network are not scaled: they run
 as the pieces do, with late gradients, and their micro-batches are near what was measured. This
-module must not know what is split, nor how. Above 300 lines, since all that is timed of a model and
+module must not know how a split is priced. Above 300 lines, since all that is timed of a model and
 its loop is read together.
 """
 
@@ -26,11 +27,13 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..exports.subject import Subject
-from ..partition.graph import WorkGraph
+from ..partition.graph import ChannelPair, WorkGraph
 from ..partition.pipeline import MICRO_BATCHES_EACH
+from ..splits.channels import find_pairs
 from ..splits.clocks import TimedClock, step_once, threads
 from ..splits.measuring import MeasuredModel, measure
 from ..splits.tracing import TracedModel, trace, untouched
+from ..spread.columns import columns_of, divisible_pairs
 from ..spread.modes import modes_kept
 from ..system.reasons import reason
 from ..trainer import make_loader
@@ -76,6 +79,8 @@ class MeasuredCosts(NamedTuple):
     Attributes:
         graph_at, parts_at: costs at any batch, as of `SplitCosts`.
         alone_s: seconds for the whole batch in one process with all threads.
+        pairs: layers that can be split over channels.
+        columns_s: as of `SplitCosts`.
         turns: factor by which sharing cores slows workers down: `Neighbours.taking_turns`.
         script_s: as of `SplitCosts`.
     """
@@ -83,6 +88,8 @@ class MeasuredCosts(NamedTuple):
     traced: TracedModel
     graph_at: GraphAt
     alone_s: float
+    pairs: tuple[ChannelPair, ...]
+    columns_s: tuple[float, ...] = ()
     turns: float = 1.0
     script_s: Callable[[float], float] = _nothing_s
     parts_at: GraphAt | None = None
@@ -106,7 +113,8 @@ class Counting:
         for size in wanted:
             traced = _traced_for(traced, self._model, self._inputs(size))
             models.append(measure(traced, self._inputs(size)))
-        return MeasuredCosts(traced, _line(*models), models[1].forward_s + models[1].backward_s)
+        graph_at, alone_s = _line(*models), models[1].forward_s + models[1].backward_s
+        return MeasuredCosts(traced, graph_at, alone_s, find_pairs(traced, graph_at(wanted[1])))
 
 
 class Measuring:
@@ -148,8 +156,9 @@ class Measuring:
         graph_at = self.as_one(parts_at, {*wanted, *shares})
         share = -(-wanted[1] // num_workers)
         turns, script_s = self._turns(share), self._script_s({share, wanted[1]})
+        pairs, columns_s = self._columns(traced, graph_at(wanted[1]), num_workers)
         alone_s = self.alone_s(wanted[1])
-        return MeasuredCosts(traced, graph_at, alone_s, turns, script_s, parts_at)
+        return MeasuredCosts(traced, graph_at, alone_s, pairs, columns_s, turns, script_s, parts_at)
 
     def pieces(self, traced: TracedModel, wanted: tuple[int, int]) -> tuple[TracedModel, GraphAt]:
         """Return the pieces and their costs with a worker's threads, while others compute, too.
@@ -246,10 +255,42 @@ class Measuring:
 
         More threads are not always faster, but one process would have them all.
         """
-        longest = self._longest
-        self._tell(f"one process alone, in batches of {longest}")
-        sizes = {longest} if batch_size <= longest else {max(1, longest // 2), longest}
+        sizes = self._sizes_for(batch_size)
+        self._tell(f"one process alone, in batches of {max(sizes)}")
         return _on_lines({size: self._update_s(size) for size in sizes}, batch_size)
+
+    def _columns(
+        self, traced: TracedModel, graph: WorkGraph, num_workers: int
+    ) -> tuple[tuple[ChannelPair, ...], tuple[float, ...]]:
+        """Return the layers that can be split over channels, and each worker's seconds if they are.
+
+        Half of a layer's channels may take more than half of its time. The last worker has the most
+        channels, and the first the fewest; all between are taken for the first.
+        """
+        if num_workers == 1 or traced.batch_statistics or traced.how == "torch.export":
+            return (), ()
+        args = self._inputs(least_of(self._batch_size))
+        if not (pairs := divisible_pairs(traced, graph, args, num_workers)):
+            return (), ()
+        self._tell("one worker's columns of layers")
+        few_s, most_s = (
+            self._worker_s(columns_of(traced, pairs, rank, num_workers))
+            for rank in (0, num_workers - 1)
+        )
+        return pairs, (few_s,) * (num_workers - 1) + (most_s,)
+
+    def _worker_s(self, module: nn.Module) -> float:
+        """Return the seconds of a worker that computes this module instead of the model."""
+        update_s = dict[int, float]()
+        for size in self._sizes_for(self._batch_size):
+            with self._as_a_worker(size):
+                update_s[size] = self._update_s(size, module)
+        return _on_lines(update_s, self._batch_size)
+
+    def _sizes_for(self, batch_size: int) -> set[int]:
+        """Return the batches that are measured for one that may be too large for it."""
+        longest = self._longest
+        return {batch_size} if batch_size <= longest else {max(1, longest // 2), longest}
 
     def _turns(self, size: int) -> float:
         if self._beside is None:
@@ -294,11 +335,15 @@ class Measuring:
             losses_s.append(time.perf_counter() - start_s)
         return statistics.median(drawn_s) + statistics.median(losses_s)
 
-    def _update_s(self, size: int) -> float:
-        """Return the seconds of an update, as `TimedClock` measures it."""
-        inputs = self._inputs(size)
+    def _update_s(self, size: int, module: nn.Module | None = None) -> float:
+        """Return the seconds of an update, as `TimedClock` measures it.
+
+        Args:
+            module: computed instead of the model, with parameters of it; None: the model.
+        """
+        inputs, module = self._inputs(size), module or self._model
         with untouched(self._model), torch.random.fork_rng(devices=[]):
-            return TimedClock().update(lambda: self._model(*inputs), self._model)
+            return TimedClock().update(partial(module, *inputs), module)
 
     @contextmanager
     def _as_a_worker(self, size: int) -> Iterator[None]:

@@ -26,7 +26,6 @@ from ..partition.costs import Exchanges, SplitCosts
 from ..partition.pipeline import MICRO_BATCHES_EACH, Pipeline, workers
 from ..plan import format_bytes
 from ..run.collective import SECTION, UNMEASURED, read_measured
-from ..splits.channels import find_pairs
 from ..splits.clocks import fresh_s_per_byte, measure_loopback, moved_s_per_byte, threads
 from ..splits.tracing import TracedModel, trace
 from ..spread.units import unit_bytes
@@ -136,7 +135,7 @@ def _shape(model: nn.Module, measured: MeasuredCosts, batch_size: int) -> dict[s
     traced, graph = measured.traced, measured.graph_at(batch_size)
     return {
         "has_fixed_rows": traced.how == "torch.export", "batch_norms": traced.batch_statistics,
-        "pairs": find_pairs(traced, graph), "unit_bytes": unit_bytes(model),
+        "pairs": measured.pairs, "columns_s": measured.columns_s, "unit_bytes": unit_bytes(model),
         "buffer_kinds": len({buffer.dtype for buffer in model.buffers()}),
         "largest_bytes": max(node.parameter_bytes for node in graph.nodes),
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),

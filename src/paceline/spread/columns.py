@@ -22,7 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..exchange.group import MemberGroup
+from ..exchange.group import Made, MemberGroup
+from ..partition.graph import ChannelPair, WorkGraph
+from ..splits.channels import find_pairs
+from ..splits.parts import make_parts
 from ..splits.tracing import TracedModel, untouched
 from .modes import modes_kept
 
@@ -79,6 +82,21 @@ def pair_of(traced: TracedModel, pieces: Sequence[int]) -> LayerPair:
     second = traced.pieces[pieces[-1]][0]
     inside = tuple(node for number in pieces[:-1] for node in traced.pieces[number])
     return LayerPair(first=inside[0], inside=inside, second=second)
+
+
+def divisible_pairs(
+    traced: TracedModel, graph: WorkGraph, args: Sequence[Tensor], num_workers: int
+) -> tuple[ChannelPair, ...]:
+    """Return the pairs of a model that can be divided over so many workers.
+
+    Args:
+        graph: the model's costs.
+        args: an example of the model's inputs.
+    """
+    return tuple(
+        pair for pair in find_pairs(traced, graph)
+        if can_divide(traced, pair_of(traced, pair.nodes), args, num_workers)
+    )  # fmt: skip
 
 
 def can_divide(
@@ -379,3 +397,35 @@ def divide(
         weight = piece(layers[1].weight, 1, ins)
         computed.set_submodule(str(pair.second.target), RowLayer(layers[1], weight, group, random))
     return pieces
+
+
+class _Absent(MemberGroup):
+    """Stands for workers that are not there: every result is this worker's own."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def all_reduce(
+        self, tensor: Tensor, *, is_maximum: bool = False, at_once: bool = False
+    ) -> Made:
+        return Made()
+
+    def all_gather(self, mine: Tensor, out: Tensor) -> Made:
+        return Made()
+
+    def all_to_all(self, mine: Tensor, out: Tensor) -> Made:
+        return Made()
+
+
+def columns_of(
+    traced: TracedModel, pairs: Sequence[ChannelPair], rank: int, size: int
+) -> nn.Module:
+    """Return what a worker computes, to be timed: its columns, whose sums are of these alone.
+
+    The columns have parameters of their own; those of all other layers are the model's.
+    """
+    computed = make_parts(traced, [0] * len(traced.pieces))[0].module
+    assert isinstance(computed, fx.GraphModule)
+    divided = [pair_of(traced, pair.nodes) for pair in pairs]
+    divide(traced, computed, divided, _Absent(rank, size), PassRandom(rank))
+    return computed

@@ -24,7 +24,6 @@ from ..errors import ConfigError
 from ..exchange.group import PeerGroup
 from ..plan import format_bytes
 from ..replica.absent import forget
-from ..splits.channels import find_pairs
 from ..splits.measuring import measure
 from ..splits.parts import make_parts
 from ..splits.tracing import TracedModel, generator_states, untouched
@@ -33,7 +32,7 @@ from .base import OwnTensors
 from .batch_norm import refuse_batch_norm, training_batch_norms
 from .borders import Inputs, find_borders, leaves_of
 from .chunks import Chunk, TensorShape, Values
-from .columns import LayerPair, PassRandom, can_divide, divide, pair_of
+from .columns import LayerPair, PassRandom, divide, divisible_pairs, pair_of
 from .cut import FEW, ModelCut, followed, refuse_other_results
 from .group import SplitGroups, tell_all
 from .meeting import Intent, PartTask
@@ -115,10 +114,7 @@ def _choose(
 ) -> dict[str, Any]:
     """Choose the pairs that are divided, as plain data, with the bytes that their sums send."""
     size = groups.copy.size
-    pairs = [
-        pair for pair in find_pairs(traced, measure(traced, args).graph)
-        if can_divide(traced, pair_of(traced, pair.nodes), args, size)
-    ]  # fmt: skip
+    pairs = divisible_pairs(traced, measure(traced, args).graph, args, size)
     scale = size * mini_batch / len(args[0])
     summed_bytes = round(scale * sum(pair.in_bytes + pair.out_bytes for pair in pairs))
     return {
