@@ -1,6 +1,7 @@
 """The time of a model at each batch size: pieces interpolated and scaled to the whole."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from paceline.exports.subject import Subject, find_subject
 from paceline.partition.graph import WorkGraph
 from paceline.predict import measuring
 from paceline.predict.measuring import Counting, GraphAt, Measuring, least_of, measuring_of
-from paceline.splits.measuring import MeasuredModel
+from paceline.splits.measuring import ROUNDS, Measurement
 from paceline.splits.tracing import TracedModel, trace
 from paceline.workloads import load_task
 
@@ -29,6 +30,11 @@ def make_measuring() -> Measuring:
     return Measuring(subject, inputs, torch.get_num_threads(), None)
 
 
+def known(seconds: dict[int, float]) -> Callable[..., float]:
+    """Stand for a measurement of these seconds, by batch size."""
+    return lambda size, columns=None: seconds[size]
+
+
 def pieces(one: Measuring, micro_batch: int, batch: int) -> tuple[TracedModel, GraphAt]:
     return one.pieces(trace(one._model, inputs(least_of(batch))), (micro_batch, batch))
 
@@ -37,7 +43,7 @@ def test_pieces_sum_to_the_time_of_the_whole(monkeypatch: pytest.MonkeyPatch) ->
     one = make_measuring()
     traced, graph_at = pieces(one, 4, 32)
     taken = {2: 1.0, 4: 1.5, 8: 2.5, 32: 8.0}
-    monkeypatch.setattr(one, "_update_s", taken.__getitem__)
+    monkeypatch.setattr(one, "_update_s", known(taken))
     scaled_at = one.as_one(graph_at, {1, 4, 8, 32})  # for one sample, two are measured
     assert [scaled_at(size).alone_s for size in (4, 6, 8, 20)] == pytest.approx([1.5, 2, 2.5, 5.25])
     assert one.alone_s(32) == 8.0
@@ -61,7 +67,7 @@ def test_slow_batch_is_extrapolated_linearly(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(measuring, "_WHOLE_S", 0.0)
     asked = list[int]()
 
-    def update_s(size: int) -> float:
+    def update_s(size: int, columns: nn.Module | None = None) -> float:
         asked.append(size)
         return 1.0 * size
 
@@ -77,15 +83,15 @@ def test_pieces_are_measured_at_two_batches_however_slow_the_model_is(
     """At one alone, a micro-batch of any size would cost as much as that one."""
     forbid_long_steps(monkeypatch)
     one, taken = make_measuring(), list[int]()
-    measured = measuring.measure
+    add_round = Measurement.add_round
 
-    def measure(traced: TracedModel, inputs: tuple[Tensor, ...]) -> MeasuredModel:
-        taken.append(len(inputs[0]))
-        return measured(traced, inputs)
+    def measured(self: Measurement) -> None:
+        taken.append(self.batch_size)
+        add_round(self)
 
-    monkeypatch.setattr(measuring, "measure", measure)
+    monkeypatch.setattr(Measurement, "add_round", measured)
     pieces(one, 2, 64)
-    assert taken == [2, 4]
+    assert taken == [2, 4] * ROUNDS
 
 
 def test_extrapolation_uses_larger_batches_than_two_samples(
@@ -94,12 +100,12 @@ def test_extrapolation_uses_larger_batches_than_two_samples(
     """The weights of a large model take all the time there; the next two sizes extrapolate."""
     one, taken = make_measuring(), {1: 0.3, 2: 0.5, 4: 0.55, 8: 0.6, 16: 0.8, 32: 1.2, 64: 2.0}
     monkeypatch.setattr(one, "_once_s", taken.__getitem__)
-    monkeypatch.setattr(one, "_update_s", taken.__getitem__)
+    monkeypatch.setattr(one, "_update_s", known(taken))
     monkeypatch.setattr(measuring, "_WHOLE_S", 1.5)
     _, graph_at = pieces(one, 8, 64)
     assert one.alone_s(64) == pytest.approx(2.0)
     assert one.as_one(graph_at, {8, 64})(8).alone_s == pytest.approx(0.6)
-    monkeypatch.setattr(one, "_update_s", {8: 0.6, 16: 2.0}.__getitem__)
+    monkeypatch.setattr(one, "_update_s", known({8: 0.6, 16: 2.0}))
     assert one.alone_s(64) == pytest.approx(8.0)  # no longer per sample than those
 
 
@@ -120,24 +126,27 @@ def test_measuring_leaves_the_model_unchanged() -> None:
     assert all(held.grad is None for held in one._model.parameters())
 
 
-def test_a_workers_columns_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cores", [2, 3])
+def test_a_workers_columns_are_measured(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first worker's only where all share cores: otherwise they wait for the last."""
     divided = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16), nn.Linear(16, 2))
     subject = Subject(name="a model", model=divided, inputs=inputs)
-    one, channels = Measuring(subject, inputs, torch.get_num_threads(), None), list[int]()
+    monkeypatch.setattr(measuring, "num_cores", lambda: cores)
+    one, channels = Measuring(subject, inputs, 1, None), list[int]()
     own = one._update_s
 
-    def update_s(size: int, module: nn.Module | None = None) -> float:
-        if module is not None:
-            assert own(size, module) > 0
-            channels.append(len(next(module.parameters())))
-            return float(channels[-1])
-        return own(size)
+    def update_s(size: int, columns: nn.Module | None = None) -> float:
+        taken_s = own(size, columns)
+        if columns is None:
+            return taken_s
+        channels.append(len(next(columns.parameters())))
+        return float(channels[-1])
 
     monkeypatch.setattr(one, "_update_s", update_s)
     measured = one.all_of(trace(divided, inputs(2)), (4, 8), 3)
     assert [pair.nodes for pair in measured.pairs] == [(0, 1, 2)]
-    assert channels == [10, 11]
-    assert measured.columns_s == (10.0, 10.0, 11.0)
+    assert channels == ([11] * ROUNDS if cores == 3 else [11] * ROUNDS + [10] * ROUNDS)
+    assert measured.columns_s == ((11.0, 11.0, 11.0) if cores == 3 else (10.0, 10.0, 11.0))
     assert divided[0].weight.shape == (32, 16)
     assert all(parameter.grad is None for parameter in divided.parameters())
 

@@ -6,10 +6,11 @@
 
 At any batch, the pieces' costs are on a straight line through those two batches, scaled so that
 they sum to the time of the whole model there: the line alone would carry the error of two short
-measurements to a batch that is many times as large. The parts of a network are not scaled: they run
-as the pieces do, with late gradients, and their micro-batches are near what was measured. This
-module must not know how a split is priced. Above 300 lines, since all that is timed of a model and
-its loop is read together.
+measurements to a batch that is many times as large. What is compared is measured in turns: a
+machine that is slow for a while is slow to all batches, and not to one. The parts of a network are
+not scaled: they run as the pieces do, with late gradients, and their micro-batches are near what
+was measured. This module must not know how a split is priced. Above 300 lines, since all that is
+timed of a model and its loop is read together.
 """
 
 import bisect
@@ -31,10 +32,11 @@ from ..partition.graph import ChannelPair, WorkGraph
 from ..partition.pipeline import MICRO_BATCHES_EACH
 from ..splits.channels import find_pairs
 from ..splits.clocks import TimedClock, step_once, threads
-from ..splits.measuring import MeasuredModel, measure
+from ..splits.measuring import ROUNDS, MeasuredModel, Measurement, measure
 from ..splits.tracing import TracedModel, trace, untouched
 from ..spread.columns import columns_of, divisible_pairs
 from ..spread.modes import modes_kept
+from ..system.processors import num_cores
 from ..system.reasons import reason
 from ..trainer import make_loader
 from ..workloads.base import Task
@@ -171,22 +173,36 @@ class Measuring:
         smallest = least_of(wanted[1])
         self._batch_size = wanted[1]
         larger = self._find_larger_batch(smallest)
-        traced, small = self._pieces_of(traced, max(smallest, min(wanted[0], larger // 2)))
+        small = self._pieces_at(traced, max(smallest, min(wanted[0], larger // 2)))
+        self._add_round(small)
         if larger == small.batch_size:
-            larger = self._twice(small)
-        if larger == small.batch_size:
-            large = small
-        else:
-            traced, large = self._pieces_of(traced, larger)
-        self._activation_bytes = large.graph.activation_bytes / larger
-        return traced, _line(small, large)
+            larger = self._twice(small.result())
+        is_one = larger == small.batch_size
+        large = small if is_one else self._pieces_at(small.traced, larger)
+        for number in range(ROUNDS):
+            if number:  # its first round is over
+                self._add_round(small)
+            if not is_one:
+                self._add_round(large)
+        costs = large.result()
+        self._activation_bytes = costs.graph.activation_bytes / larger
+        return large.traced, _line(small.result(), costs)
 
-    def _pieces_of(self, traced: TracedModel, size: int) -> tuple[TracedModel, MeasuredModel]:
-        """Return the pieces and their costs at a batch."""
-        traced = _traced_for(traced, self._model, self._inputs(size))
-        self._tell(f"each piece, in batches of {size}")
-        with self._as_a_worker(size):
-            return traced, measure(traced, self._inputs(size))
+    def _pieces_at(self, traced: TracedModel, size: int) -> Measurement:
+        inputs = self._inputs(size)
+        return Measurement(_traced_for(traced, self._model, inputs), inputs)
+
+    def _add_round(self, pieces: Measurement) -> None:
+        self._tell(f"each piece, in batches of {pieces.batch_size}")
+        with self._as_a_worker(pieces.batch_size):
+            pieces.add_round()
+
+    def _in_turns(
+        self, sizes: Collection[int], update_s: Callable[[int], float]
+    ) -> dict[int, float]:
+        """Return the median seconds at each batch, of which each has its turn in every round."""
+        rounds = [{size: update_s(size) for size in sorted(sizes)} for _ in range(ROUNDS)]
+        return {size: statistics.median(taken[size] for taken in rounds) for size in sizes}
 
     def _find_larger_batch(self, smallest: int) -> int:
         """Return the larger batch at which pieces are measured: doubled until a step takes long."""
@@ -235,12 +251,9 @@ class Measuring:
 
     def as_one(self, graph_at: GraphAt, sizes: Collection[int]) -> GraphAt:
         """Return costs by batch; at these batches the pieces sum to the whole model's time."""
-        update_s = dict[int, float]()
-        for size in sorted({max(min(_LEAST, max(sizes)), batch) for batch in sizes}):
-            if size <= self._longest:
-                self._tell(f"the model, in batches of {size}")
-                with self._as_a_worker(size):
-                    update_s[size] = self._update_s(size)
+        timed = {max(min(_LEAST, max(sizes)), batch) for batch in sizes}
+        timed = {size for size in timed if size <= self._longest}
+        update_s = self._in_turns(timed, self._worker_s)
 
         @functools.cache
         def scaled_at(batch: float) -> WorkGraph:
@@ -257,7 +270,7 @@ class Measuring:
         """
         sizes = self._sizes_for(batch_size)
         self._tell(f"one process alone, in batches of {max(sizes)}")
-        return _on_lines({size: self._update_s(size) for size in sizes}, batch_size)
+        return _on_lines(self._in_turns(sizes, self._update_s), batch_size)
 
     def _columns(
         self, traced: TracedModel, graph: WorkGraph, num_workers: int
@@ -265,27 +278,31 @@ class Measuring:
         """Return the layers that can be split over channels, and each worker's seconds if they are.
 
         Half of a layer's channels may take more than half of its time. The last worker has the most
-        channels, and the first the fewest; all between are taken for the first.
+        channels, and all wait for it; where workers share cores, the sum counts, too: the first has
+        the fewest, and all between are taken for it.
         """
         if num_workers == 1 or traced.batch_statistics or traced.how == "torch.export":
             return (), ()
         args = self._inputs(least_of(self._batch_size))
         if not (pairs := divisible_pairs(traced, graph, args, num_workers)):
             return (), ()
-        self._tell("one worker's columns of layers")
-        few_s, most_s = (
-            self._worker_s(columns_of(traced, pairs, rank, num_workers))
-            for rank in (0, num_workers - 1)
-        )
-        return pairs, (few_s,) * (num_workers - 1) + (most_s,)
+        last = num_workers - 1
+        most_s = few_s = self._columns_s(columns_of(traced, pairs, last, num_workers))
+        if num_workers * self._threads > num_cores():
+            few_s = self._columns_s(columns_of(traced, pairs, 0, num_workers))
+        return pairs, (few_s,) * last + (most_s,)
 
-    def _worker_s(self, module: nn.Module) -> float:
-        """Return the seconds of a worker that computes this module instead of the model."""
-        update_s = dict[int, float]()
-        for size in self._sizes_for(self._batch_size):
-            with self._as_a_worker(size):
-                update_s[size] = self._update_s(size, module)
+    def _columns_s(self, columns: nn.Module) -> float:
+        """Return the seconds of a worker for the whole batch with its columns of layers."""
+        sizes = self._sizes_for(self._batch_size)
+        update_s = self._in_turns(sizes, lambda size: self._worker_s(size, columns))
         return _on_lines(update_s, self._batch_size)
+
+    def _worker_s(self, size: int, columns: nn.Module | None = None) -> float:
+        """Return the seconds of an update of a worker, with the model or its columns of layers."""
+        self._tell(f"{'columns of layers' if columns else 'the model'}, in batches of {size}")
+        with self._as_a_worker(size):
+            return self._update_s(size, columns)
 
     def _sizes_for(self, batch_size: int) -> set[int]:
         """Return the batches that are measured for one that may be too large for it."""
@@ -336,14 +353,14 @@ class Measuring:
         return statistics.median(drawn_s) + statistics.median(losses_s)
 
     def _update_s(self, size: int, module: nn.Module | None = None) -> float:
-        """Return the seconds of an update, as `TimedClock` measures it.
+        """Return the seconds of an update, in one round.
 
         Args:
             module: computed instead of the model, with parameters of it; None: the model.
         """
         inputs, module = self._inputs(size), module or self._model
         with untouched(self._model), torch.random.fork_rng(devices=[]):
-            return TimedClock().update(partial(module, *inputs), module)
+            return TimedClock(ROUNDS).update(partial(module, *inputs), module)
 
     @contextmanager
     def _as_a_worker(self, size: int) -> Iterator[None]:

@@ -70,6 +70,7 @@ class TimedClock:
     def __init__(self, rounds: int = 1) -> None:
         self._least_runs = -(-_LEAST_RUNS // rounds)
         self._most_runs, self._enough_s = _MOST_RUNS // rounds, _ENOUGH_S / rounds
+        self._most_updates, self._updates_s = _MOST_UPDATES // rounds, _UPDATES_S / rounds
 
     def both(
         self, forward: Callable[[], Any], module: nn.Module, late: LateWeights | None = None
@@ -109,8 +110,8 @@ class TimedClock:
         The first run does not count.
         """
         updates_s = list[float]()
-        while len(updates_s) <= _LEAST_RUNS or (
-            len(updates_s) <= _MOST_UPDATES and sum(updates_s) < _UPDATES_S
+        while len(updates_s) <= self._least_runs or (
+            len(updates_s) <= self._most_updates and sum(updates_s) < self._updates_s
         ):
             module.zero_grad(set_to_none=True)
             updates_s.append(sum(step_once(forward, module)))

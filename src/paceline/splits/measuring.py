@@ -7,6 +7,7 @@ Pieces run one at a time, on the tensors that they get in the model, so the over
 measured with each of them. The whole model is therefore measured, too, and the pieces' times are
 scaled to sum to its own. All of this is done in a few rounds, of which each time is the median: a
 machine that is slow for a moment is slow to all pieces of one round, and not to one piece in all.
+Measurements that are compared, as at two batches, take turns, round by round.
 Bytes kept for the backward pass are counted by storage, each once, without parameters and buffers;
 a tensor between two pieces counts for the piece that computes it. A bit above 300 lines, since the
 measurement and the graph made from it are read together.
@@ -27,7 +28,8 @@ from .late_weights import LateWeights
 from .pieces import place
 from .tracing import TracedModel, untouched
 
-_ROUNDS = 3
+ROUNDS = 3
+"""Rounds of a measurement, each of which gets its share of the clock's runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,24 +59,59 @@ def measure(traced: TracedModel, inputs: Sequence[Tensor]) -> MeasuredModel:
     Raises:
         ConfigError: the model has no operations.
     """
-    if not traced.pieces:
-        raise ConfigError("a model without operations cannot be cut")
-    is_counted = any(tensor.is_meta for tensor in (*inputs, *traced.module.parameters()))
-    clock = CountedClock() if is_counted else TimedClock(_ROUNDS)
-    late, rounds = LateWeights([traced.module]), list[_Round]()
-    with untouched(traced.module), torch.random.fork_rng(devices=[]):
-        for _ in range(1 if is_counted else _ROUNDS):
-            walk = _Walk(traced, clock)
-            walk.run(*inputs)
-            whole = clock.both(lambda: traced.module(*inputs), traced.module, late)
-            rounds.append(_Round.of(whole, [cost.times for cost in walk.costs]))
-    medians = _Round.median_of(rounds)
-    whole = medians.whole
-    return MeasuredModel(
-        graph=_graph(traced, walk, medians.pieces), batch_size=len(inputs[0]),
-        forward_s=whole.forward_s,
-        backward_s=whole.backward_s + whole.first_s + whole.late_s, is_counted=is_counted,
-    )  # fmt: skip
+    (result,) = measure_in_turns([Measurement(traced, inputs)])
+    return result
+
+
+def measure_in_turns(measurements: "Sequence[Measurement]") -> list[MeasuredModel]:
+    """Return the costs of several, of which each has its turn in every round."""
+    for _ in range(ROUNDS):
+        for measurement in measurements:
+            measurement.add_round()
+    return [measurement.result() for measurement in measurements]
+
+
+class Measurement:
+    """Measures the costs of a model at one batch, round by round.
+
+    Args:
+        inputs: as the model was traced with, except for the size of the batch, their first axis.
+
+    Raises:
+        ConfigError: the model has no operations.
+    """
+
+    _walk: "_Walk"
+
+    def __init__(self, traced: TracedModel, inputs: Sequence[Tensor]) -> None:
+        if not traced.pieces:
+            raise ConfigError("a model without operations cannot be cut")
+        self.traced, self._inputs, self.batch_size = traced, inputs, len(inputs[0])
+        tensors = (*inputs, *traced.module.parameters())
+        self._is_counted = any(tensor.is_meta for tensor in tensors)
+        self._clock = CountedClock() if self._is_counted else TimedClock(ROUNDS)
+        self._late, self._rounds = LateWeights([traced.module]), list[_Round]()
+
+    def add_round(self) -> None:
+        """Measure once more; operations are counted only once."""
+        if self._is_counted and self._rounds:
+            return
+        model, inputs = self.traced.module, self._inputs
+        with untouched(model), torch.random.fork_rng(devices=[]):
+            self._walk = _Walk(self.traced, self._clock)
+            self._walk.run(*inputs)
+            whole = self._clock.both(lambda: model(*inputs), model, self._late)
+        self._rounds.append(_Round.of(whole, [cost.times for cost in self._walk.costs]))
+
+    def result(self) -> MeasuredModel:
+        """Return the medians of all rounds, of which there is at least one."""
+        medians = _Round.median_of(self._rounds)
+        whole = medians.whole
+        return MeasuredModel(
+            graph=_graph(self.traced, self._walk, medians.pieces), batch_size=self.batch_size,
+            forward_s=whole.forward_s, backward_s=whole.backward_s + whole.first_s + whole.late_s,
+            is_counted=self._is_counted,
+        )  # fmt: skip
 
 
 class _Round(NamedTuple):

@@ -36,7 +36,7 @@ from ..partition.pipeline import (
 )
 from ..partition.placement import Placement
 from ..splits.clocks import TimedClock
-from ..splits.measuring import measure
+from ..splits.measuring import Measurement, measure, measure_in_turns
 from ..splits.parts import ModelPart, make_parts
 from ..splits.tracing import TracedModel, trace, untouched
 from ..system.processors import num_cores
@@ -348,11 +348,17 @@ def _measured(
                 yield MicroBatches(each * num_workers, graph)
         return
     least = min(largest, max(2 if is_whole else 1, largest // MICRO_BATCHES_EACH[-1]))
-    large = measure(traced, inputs(largest)).graph
+    sizes_measured = sorted({least, largest})
+    graphs = [
+        measured.graph
+        for measured in measure_in_turns(
+            [Measurement(traced, inputs(size)) for size in sizes_measured]
+        )
+    ]
+    small, large = graphs[0], graphs[-1]
     if least == largest:  # as few samples as can be measured
         yield MicroBatches(num_workers, large)
         return
-    small = measure(traced, inputs(least)).graph
 
     def graph_at(rows: int, size: float) -> WorkGraph:
         return small.at(rows * size, least, large, largest)
