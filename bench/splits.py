@@ -2,7 +2,8 @@
 
     python bench/splits.py [--rounds 3] [--only steps | memory | equal | large | torch] [--write]
 
-    steps    every split of four models on 2 and 3 processes: predicted, then live, in each round
+    steps    every split of four models on 2 and 3 processes: predicted, then live; in each round,
+             but for shards, which are in the first
     memory   100 million parameters on 2 processes: the peak of a worker, against the table
     large    510 million: what `plan --memory` advises where one copy does not fit, run for a few
              steps; the peak of any of its processes from start to end
@@ -143,18 +144,20 @@ def paired_row(title: str, workers: int, each: Sequence[LiveSplit]) -> list[str]
     row = [title, str(workers), first.split, *(cell or first.why for cell in cells), ""]
     ratios = [b / a for a, b in pairs if a is not None and b is not None]
     if ratios:
-        row[-1] = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        row[-1] = f"{statistics.median(ratios):.2f}"
+    if len(ratios) > 1:
+        row[-1] += f" ({min(ratios):.2f} to {max(ratios):.2f})"
     if ratios and len(ratios) < len(each):
         row[-1] += f"; {len(ratios)} of {len(each)} rounds: {next(filter(None, whys), 'no time')}"
     return row
 
 
 def middle_of(times_s: Sequence[float]) -> str:
-    """Return the median and the range; empty: there is no time."""
+    """Return the median, and the range of several; empty: there is no time."""
     if not times_s:
         return ""
     low, middle, high = map(three_figures, (min(times_s), statistics.median(times_s), max(times_s)))
-    return f"{middle} ({low} to {high})"
+    return f"{middle} ({low} to {high})" if len(times_s) > 1 else middle
 
 
 def memory_rows() -> Iterator[list[str]]:

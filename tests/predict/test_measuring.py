@@ -32,7 +32,7 @@ def make_measuring() -> Measuring:
 
 def known(seconds: dict[int, float]) -> Callable[..., float]:
     """Stand for a measurement of these seconds, by batch size."""
-    return lambda size, columns=None: seconds[size]
+    return lambda size, *_: seconds[size]
 
 
 def pieces(one: Measuring, micro_batch: int, batch: int) -> tuple[TracedModel, GraphAt]:
@@ -67,7 +67,7 @@ def test_slow_batch_is_extrapolated_linearly(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(measuring, "_WHOLE_S", 0.0)
     asked = list[int]()
 
-    def update_s(size: int, columns: nn.Module | None = None) -> float:
+    def update_s(size: int, *_: object) -> float:
         asked.append(size)
         return 1.0 * size
 
@@ -135,29 +135,101 @@ def test_a_workers_columns_are_measured(cores: int, monkeypatch: pytest.MonkeyPa
     one, channels = Measuring(subject, inputs, 1, None), list[int]()
     own = one._update_s
 
-    def update_s(size: int, columns: nn.Module | None = None) -> float:
-        taken_s = own(size, columns)
-        if columns is None:
+    def update_s(size: int, num_rounds: int, of: nn.Module | None = None) -> float:
+        taken_s = own(size, num_rounds, of)
+        if of is None:
             return taken_s
-        channels.append(len(next(columns.parameters())))
+        channels.append(len(next(of.parameters())))
         return float(channels[-1])
 
     monkeypatch.setattr(one, "_update_s", update_s)
     measured = one.all_of(trace(divided, inputs(2)), (4, 8), 3)
     assert [pair.nodes for pair in measured.pairs] == [(0, 1, 2)]
     assert channels == ([11] * ROUNDS if cores == 3 else [11] * ROUNDS + [10] * ROUNDS)
-    assert measured.columns_s == ((11.0, 11.0, 11.0) if cores == 3 else (10.0, 10.0, 11.0))
+    assert measured.columns_s == ((11.0, 11.0, 11.0) if cores == 3 else (10.0, 11.0, 11.0))
     assert divided[0].weight.shape == (32, 16)
     assert all(parameter.grad is None for parameter in divided.parameters())
 
 
-@pytest.mark.parametrize("layer", [nn.Linear(16, 16), nn.BatchNorm1d(16)], ids=["plain", "norm"])
-def test_models_without_divisible_layers_have_no_columns(layer: nn.Module) -> None:
-    undivided = nn.Sequential(nn.Linear(16, 16), nn.Softmax(1), layer)
+@pytest.mark.parametrize(
+    "undivided",
+    [
+        nn.Sequential(nn.Linear(16, 16), nn.Softmax(1), nn.Linear(16, 16)),
+        nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 16), nn.BatchNorm1d(16)),
+    ],
+    ids=["none between", "batch norm"],
+)
+def test_models_without_divisible_layers_have_no_columns(undivided: nn.Module) -> None:
     subject = Subject(name="a model", model=undivided, inputs=inputs)
     one = Measuring(subject, inputs, torch.get_num_threads(), None)
     measured = one.all_of(trace(undivided, inputs(2)), (4, 8), 2)
     assert (measured.pairs, measured.columns_s) == ((), ())
+
+
+def wide_convolutions() -> nn.Module:
+    return nn.Sequential(nn.Conv1d(1, 80, 1), nn.ReLU(), nn.Conv1d(80, 2, 1), nn.Flatten())
+
+
+def test_workers_between_have_the_time_of_their_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 5 vectors of 16 channels, three workers get 1, 2 and 2."""
+    held = wide_convolutions()
+    subject = Subject(name="a model", model=held, inputs=lambda size: (torch.ones(size, 1, 4),))
+    monkeypatch.setattr(measuring, "num_cores", lambda: 2)
+    one = Measuring(subject, subject.inputs, 1, None)
+    monkeypatch.setattr(
+        one, "_worker_s", lambda size, rounds, of=None: float(len(next((of or held).parameters())))
+    )
+    measured = one.all_of(trace(held, subject.inputs(2)), (4, 8), 3)
+    assert measured.columns_s == pytest.approx((16.0, 32.0, 32.0))
+
+
+def test_a_cut_alone_needs_no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    divided = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+    subject, told = Subject(name="a model", model=divided, inputs=inputs), list[str]()
+    one = Measuring(subject, inputs, torch.get_num_threads(), None, told.append)
+    measured = one.all_of(trace(divided, inputs(2)), (4, 8), 2, is_cut_only=True)
+    assert (measured.pairs, measured.columns_s) == ((), ())
+    assert not any("channels" in what or "columns" in what for what in told)
+
+
+def test_batches_take_turns_unless_steps_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, asked = make_measuring(), list[tuple[int, int]]()
+    _, graph_at = pieces(one, 4, 8)
+
+    def update_s(size: int, num_rounds: int, of: nn.Module | None = None) -> float:
+        asked.append((size, num_rounds))
+        return 1.0
+
+    monkeypatch.setattr(one, "_update_s", update_s)
+    one.as_one(graph_at, {4, 8})
+    assert asked == [(4, ROUNDS), (8, ROUNDS)] * ROUNDS
+    asked.clear()
+    one._longest_s = 2.0
+    one.as_one(graph_at, {4, 8})
+    assert asked == [(4, 1), (8, 1)]
+
+
+def test_model_that_fails_in_its_other_mode_has_no_columns() -> None:
+    class Fickle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+            self.last = nn.Dropout(0.0)
+            self.last.register_forward_hook(self._refuse)
+
+        def _refuse(self, module: nn.Module, args: object, output: Tensor) -> None:
+            if not module.training:
+                raise ValueError("only in training")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.layers(x))
+
+    held = Fickle()
+    subject = Subject(name="a model", model=held, inputs=inputs)
+    one = Measuring(subject, inputs, torch.get_num_threads(), None)
+    measured = one.all_of(trace(held, inputs(2)), (4, 8), 2)
+    assert (measured.pairs, measured.columns_s) == ((), ())
+    assert measured.alone_s > 0
 
 
 def test_meta_model_is_counted_instead_of_measured() -> None:

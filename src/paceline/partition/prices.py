@@ -309,7 +309,11 @@ def _undivided(costs: SplitCosts) -> str:
         return f"batch norm looks at the whole batch ({costs.batch_norms[0]})"
     if costs.has_fixed_rows:
         return "torch.export traced the model, for one batch size"
-    return "" if costs.pairs else "no two layers in a row to split"
+    if costs.pairs:
+        return ""
+    return (
+        f"no two layers in a row, each called once, with channels for {costs.num_workers} workers"
+    )
 
 
 def _sums_s(costs: SplitCosts, sums: Sequence[int], ends: Sequence[int]) -> float:

@@ -2,11 +2,11 @@
 
     batch   2 4 8 ..      doubled until a step takes long: each piece, at two of these
             B, B / n ..   what workers compute at a time: the whole model
-    B             what a worker computes of layers that are split over channels
+            B             what a worker computes if layers are split over channels
 
 At any batch, the pieces' costs are on a straight line through those two batches, scaled so that
 they sum to the time of the whole model there: the line alone would carry the error of two short
-measurements to a batch that is many times as large. What is compared is measured in turns: a
+measurements to a batch that is many times as large. Batches on one line are measured in turns: a
 machine that is slow for a while is slow to all batches, and not to one. The parts of a network are
 not scaled: they run as the pieces do, with late gradients, and their micro-batches are near what
 was measured. This module must not know how a split is priced. Above 300 lines, since all that is
@@ -15,6 +15,7 @@ timed of a model and its loop is read together.
 
 import bisect
 import functools
+import gc
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from ..splits.channels import find_pairs
 from ..splits.clocks import TimedClock, step_once, threads
 from ..splits.measuring import ROUNDS, MeasuredModel, Measurement, measure
 from ..splits.tracing import TracedModel, trace, untouched
-from ..spread.columns import columns_of, divisible_pairs
+from ..spread.columns import columns_of, divisible_pairs, shares_of
 from ..spread.modes import modes_kept
 from ..system.processors import num_cores
 from ..system.reasons import reason
@@ -108,7 +109,12 @@ class Counting:
         self._model, self._inputs = model, inputs
 
     def all_of(
-        self, traced: TracedModel, wanted: tuple[int, int], num_workers: int
+        self,
+        traced: TracedModel,
+        wanted: tuple[int, int],
+        num_workers: int,
+        *,
+        is_cut_only: bool = False,
     ) -> MeasuredCosts:
         """Do what `Measuring.all_of` does; no batch takes too long here."""
         models = []
@@ -143,22 +149,31 @@ class Measuring:
         self._batch_size = 1
         self._larger_batch, self._larger_batch_s = 1, 0.0  # pieces are measured there
         self._activation_bytes = 0.0  # of a sample
+        self._longest_s = 0.0  # of a step at `_longest`
 
     def all_of(
-        self, traced: TracedModel, wanted: tuple[int, int], num_workers: int
+        self,
+        traced: TracedModel,
+        wanted: tuple[int, int],
+        num_workers: int,
+        *,
+        is_cut_only: bool = False,
     ) -> MeasuredCosts:
         """Measure and return all costs of the model.
 
         Args:
             traced: the model, traced with a batch of `least_of`.
             wanted: a micro-batch and the whole batch.
+            is_cut_only: whether layers split over channels are left out.
         """
         traced, parts_at = self.pieces(traced, wanted)
         shares = {-(-wanted[1] // (num_workers * number)) for number in MICRO_BATCHES_EACH}
         graph_at = self.as_one(parts_at, {*wanted, *shares})
         share = -(-wanted[1] // num_workers)
         turns, script_s = self._turns(share), self._script_s({share, wanted[1]})
-        pairs, columns_s = self._columns(traced, graph_at(wanted[1]), num_workers)
+        pairs, columns_s = (
+            ((), ()) if is_cut_only else self._columns(traced, graph_at(wanted[1]), num_workers)
+        )
         alone_s = self.alone_s(wanted[1])
         return MeasuredCosts(traced, graph_at, alone_s, pairs, columns_s, turns, script_s, parts_at)
 
@@ -189,19 +204,29 @@ class Measuring:
         return large.traced, _line(small.result(), costs)
 
     def _pieces_at(self, traced: TracedModel, size: int) -> Measurement:
+        self._tell(f"each piece, in batches of {size}")
         inputs = self._inputs(size)
         return Measurement(_traced_for(traced, self._model, inputs), inputs)
 
     def _add_round(self, pieces: Measurement) -> None:
-        self._tell(f"each piece, in batches of {pieces.batch_size}")
         with self._as_a_worker(pieces.batch_size):
             pieces.add_round()
 
     def _in_turns(
-        self, sizes: Collection[int], update_s: Callable[[int], float]
+        self, what: str, sizes: Collection[int], update_s: Callable[[int, int], float]
     ) -> dict[int, float]:
-        """Return the median seconds at each batch, of which each has its turn in every round."""
-        rounds = [{size: update_s(size) for size in sorted(sizes)} for _ in range(ROUNDS)]
+        """Return the median seconds at each batch, of which each has its turn in every round.
+
+        Long steps are measured in one round: they are less noisy, and rounds have their price.
+
+        Args:
+            update_s: returns the seconds at a batch, measured in one of so many rounds.
+        """
+        self._tell(f"{what}, in batches of {', '.join(map(str, sorted(sizes)))}")
+        num_rounds = ROUNDS if self._longest_s <= _LONG_S else 1
+        rounds = [
+            {size: update_s(size, num_rounds) for size in sorted(sizes)} for _ in range(num_rounds)
+        ]
         return {size: statistics.median(taken[size] for taken in rounds) for size in sizes}
 
     def _find_larger_batch(self, smallest: int) -> int:
@@ -239,6 +264,7 @@ class Measuring:
             if larger * self._activation_bytes > most_bytes:
                 break
             size, step_s = larger, self._once_s(larger)
+        self._longest_s = step_s
         return size
 
     def _once_s(self, size: int) -> float:
@@ -253,7 +279,7 @@ class Measuring:
         """Return costs by batch; at these batches the pieces sum to the whole model's time."""
         timed = {max(min(_LEAST, max(sizes)), batch) for batch in sizes}
         timed = {size for size in timed if size <= self._longest}
-        update_s = self._in_turns(timed, self._worker_s)
+        update_s = self._in_turns("the model", timed, self._worker_s)
 
         @functools.cache
         def scaled_at(batch: float) -> WorkGraph:
@@ -269,8 +295,7 @@ class Measuring:
         More threads are not always faster, but one process would have them all.
         """
         sizes = self._sizes_for(batch_size)
-        self._tell(f"one process alone, in batches of {max(sizes)}")
-        return _on_lines(self._in_turns(sizes, self._update_s), batch_size)
+        return _on_lines(self._in_turns("one process alone", sizes, self._update_s), batch_size)
 
     def _columns(
         self, traced: TracedModel, graph: WorkGraph, num_workers: int
@@ -278,36 +303,46 @@ class Measuring:
         """Return the layers that can be split over channels, and each worker's seconds if they are.
 
         Half of a layer's channels may take more than half of its time. The last worker has the most
-        channels, and all wait for it; where workers share cores, the sum counts, too: the first has
-        the fewest, and all between are taken for it.
+        channels, and all wait for it; where workers share cores, the sum counts, too. A model that
+        is measured only in batches that are smaller takes long, and a share of its pieces' seconds
+        is a better guess than two more lines.
         """
         if num_workers == 1 or traced.batch_statistics or traced.how == "torch.export":
             return (), ()
-        args = self._inputs(least_of(self._batch_size))
-        if not (pairs := divisible_pairs(traced, graph, args, num_workers)):
+        self._tell("which layers can be split over channels")
+        try:
+            args = self._inputs(least_of(self._batch_size))
+            pairs = divisible_pairs(traced, graph, args, num_workers)
+        except Exception:  # the user's model may raise anything in its other mode
             return (), ()
-        last = num_workers - 1
-        most_s = few_s = self._columns_s(columns_of(traced, pairs, last, num_workers))
+        if not pairs or traced.kept or self._batch_size > self._longest:
+            return pairs, ()
+        most_s = few_s = self._columns_s(traced, pairs, num_workers - 1, num_workers)
         if num_workers * self._threads > num_cores():
-            few_s = self._columns_s(columns_of(traced, pairs, 0, num_workers))
-        return pairs, (few_s,) * last + (most_s,)
+            few_s = self._columns_s(traced, pairs, 0, num_workers)
+        least, *_, most = shares = shares_of(traced, pairs, num_workers)
+        slope_s = (most_s - few_s) / (most - least) if most > least else 0.0
+        return pairs, tuple(most_s - slope_s * (most - share) for share in shares)
 
-    def _columns_s(self, columns: nn.Module) -> float:
+    def _columns_s(
+        self, traced: TracedModel, pairs: Sequence[ChannelPair], rank: int, num_workers: int
+    ) -> float:
         """Return the seconds of a worker for the whole batch with its columns of layers."""
-        sizes = self._sizes_for(self._batch_size)
-        update_s = self._in_turns(sizes, lambda size: self._worker_s(size, columns))
-        return _on_lines(update_s, self._batch_size)
+        columns, size = columns_of(traced, pairs, rank, num_workers), self._batch_size
+        update_s = self._in_turns("columns of layers", {size}, partial(self._worker_s, of=columns))
+        del columns
+        gc.collect()  # a traced module refers to itself, and its columns take memory
+        return update_s[size]
 
-    def _worker_s(self, size: int, columns: nn.Module | None = None) -> float:
-        """Return the seconds of an update of a worker, with the model or its columns of layers."""
-        self._tell(f"{'columns of layers' if columns else 'the model'}, in batches of {size}")
+    def _worker_s(self, size: int, num_rounds: int, of: nn.Module | None = None) -> float:
+        """Return the seconds of an update of a worker; ``of`` as in `_update_s`."""
         with self._as_a_worker(size):
-            return self._update_s(size, columns)
+            return self._update_s(size, num_rounds, of)
 
     def _sizes_for(self, batch_size: int) -> set[int]:
-        """Return the batches that are measured for one that may be too large for it."""
-        longest = self._longest
-        return {batch_size} if batch_size <= longest else {max(1, longest // 2), longest}
+        """Return the batches that are measured for this one: if it is too large, two smaller."""
+        longest, least = self._longest, least_of(batch_size)
+        return {batch_size} if batch_size <= longest else {max(least, longest // 2), longest}
 
     def _turns(self, size: int) -> float:
         if self._beside is None:
@@ -352,15 +387,15 @@ class Measuring:
             losses_s.append(time.perf_counter() - start_s)
         return statistics.median(drawn_s) + statistics.median(losses_s)
 
-    def _update_s(self, size: int, module: nn.Module | None = None) -> float:
-        """Return the seconds of an update, in one round.
+    def _update_s(self, size: int, num_rounds: int, of: nn.Module | None = None) -> float:
+        """Return the seconds of an update, in one of so many rounds.
 
         Args:
-            module: computed instead of the model, with parameters of it; None: the model.
+            of: the columns of layers that are computed instead of the model; None: the model.
         """
-        inputs, module = self._inputs(size), module or self._model
+        inputs, module = self._inputs(size), self._model if of is None else of
         with untouched(self._model), torch.random.fork_rng(devices=[]):
-            return TimedClock(ROUNDS).update(partial(module, *inputs), module)
+            return TimedClock(num_rounds).update(partial(module, *inputs), module)
 
     @contextmanager
     def _as_a_worker(self, size: int) -> Iterator[None]:

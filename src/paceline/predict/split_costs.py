@@ -72,17 +72,20 @@ def prepare(
     question: SplitQuestion,
     tell: Callable[[str], None],
     check: Callable[[TracedModel, int], None] = lambda traced, batch_size: None,
+    *,
+    is_cut_only: bool = False,
 ) -> PreparedModel:
     """Trace and measure the model.
 
     Args:
         tell: called with what is measured next.
         check: called with the traced model and the batch size before the measurement; may raise.
+        is_cut_only: whether layers split over channels are not asked for.
 
     Raises:
         ConfigError: there is no such model, or it does not run.
     """
-    load = os.getloadavg()[0]
+    load, num_workers = os.getloadavg()[0], question.num_workers
     process_bytes = psutil.Process().memory_info().rss
     left_bytes = _left_bytes(question.memory_bytes, process_bytes)
     sketch = on_meta(question)
@@ -90,7 +93,7 @@ def prepare(
     subject = sketch if sketch is not None and is_counted else find_model(question)
     model = subject.model.train()
     batch_size = question.batch_size or (subject.task.batch_size if subject.task else _USUAL_BATCH)
-    own_threads = max(1, num_cores() // question.num_workers)
+    own_threads = max(1, num_cores() // num_workers)
     inputs = partial(_on_meta, subject) if is_counted else subject.inputs
     places = num_cores() / own_threads
     traced = trace(model, inputs(least_of(batch_size)))
@@ -99,19 +102,17 @@ def prepare(
         nullcontext() if is_counted else neighbours(question, places, own_threads) as beside,
         as_in_workers(),
     ):
-        messages = _messages(question.num_workers, places, beside)
+        messages = _messages(num_workers, places, beside)
         measuring = measuring_of(subject, inputs, own_threads, beside, tell)
         num = micro_batches_of(question, traced)
         wanted = (max(1, batch_size // num), batch_size)
-        measured = measuring.all_of(traced, wanted, question.num_workers)
+        measured = measuring.all_of(traced, wanted, num_workers, is_cut_only=is_cut_only)
     pipeline = _pipeline(question, subject, left_bytes, messages.link, is_counted)
     costs = SplitCosts(
-        graph_at=measured.graph_at, parts_at=measured.parts_at, alone_s=measured.alone_s,
-        script_s=measured.script_s, batch_size=batch_size, cores=num_cores(), threads=own_threads,
+        batch_size=batch_size, cores=num_cores(), threads=own_threads, process_bytes=process_bytes,
         pipeline=replace(pipeline, micro_batches=num), exchanges=messages.exchanges,
-        turns=measured.turns, fresh_s_per_byte=_fresh_s_per_byte(model, own_threads),
-        micro_batches_each=() if question.micro_batches else _each(traced), **_moved(own_threads),
-        process_bytes=process_bytes, **_shape(model, measured, batch_size),
+        micro_batches_each=() if question.micro_batches else _each(traced),
+        **_moved(model, own_threads), **_of_model(model, measured, batch_size),
     )  # fmt: skip
     return PreparedModel(
         subject=subject, traced=measured.traced, costs=costs, link_source=messages.source,
@@ -130,10 +131,12 @@ def _each(traced: TracedModel) -> tuple[int, ...]:
     return (1,) if traced.batch_statistics else MICRO_BATCHES_EACH
 
 
-def _shape(model: nn.Module, measured: MeasuredCosts, batch_size: int) -> dict[str, Any]:
+def _of_model(model: nn.Module, measured: MeasuredCosts, batch_size: int) -> dict[str, Any]:
     """Return those fields of `SplitCosts` that describe the model."""
     traced, graph = measured.traced, measured.graph_at(batch_size)
     return {
+        "graph_at": measured.graph_at, "parts_at": measured.parts_at, "alone_s": measured.alone_s,
+        "script_s": measured.script_s, "turns": measured.turns,
         "has_fixed_rows": traced.how == "torch.export", "batch_norms": traced.batch_statistics,
         "pairs": measured.pairs, "columns_s": measured.columns_s, "unit_bytes": unit_bytes(model),
         "buffer_kinds": len({buffer.dtype for buffer in model.buffers()}),
@@ -142,12 +145,15 @@ def _shape(model: nn.Module, measured: MeasuredCosts, batch_size: int) -> dict[s
     }  # fmt: skip
 
 
-def _moved(own_threads: int) -> dict[str, Any]:
+def _moved(model: nn.Module, own_threads: int) -> dict[str, Any]:
     """Return those fields of `SplitCosts` that say how long memory takes to be read or written."""
     with threads(own_threads):
         own_s = moved_s_per_byte()
     all_s = moved_s_per_byte()
-    return {"moved_s_per_byte": all_s, "lone_factor": max(1.0, own_s / all_s)}
+    return {
+        "moved_s_per_byte": all_s, "lone_factor": max(1.0, own_s / all_s),
+        "fresh_s_per_byte": _fresh_s_per_byte(model, own_threads),
+    }  # fmt: skip
 
 
 def _fresh_s_per_byte(model: nn.Module, own_threads: int) -> float:

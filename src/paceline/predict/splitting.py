@@ -36,7 +36,7 @@ def partition(
     Raises:
         ConfigError: there is no such model, it has fewer pieces, or nothing fits.
     """
-    prepared = prepare(question, tell, partial(_check, question))
+    prepared = prepare(question, tell, partial(_check, question), is_cut_only=True)
     costs = replace(prepared.costs, micro_batches_each=())
     pipeline = costs.pipeline
     question = replace(question, micro_batches=pipeline.micro_batches)

@@ -93,10 +93,10 @@ def divisible_pairs(
         graph: the model's costs.
         args: an example of the model's inputs.
     """
-    return tuple(
-        pair for pair in find_pairs(traced, graph)
-        if can_divide(traced, pair_of(traced, pair.nodes), args, num_workers)
-    )  # fmt: skip
+    found = [(pair, pair_of(traced, pair.nodes)) for pair in find_pairs(traced, graph)]
+    single = [(pair, calls) for pair, calls in found if _are_used_once(traced, calls, num_workers)]
+    values = _recorded(traced, [calls for _, calls in single], args)
+    return tuple(pair for pair, calls in single if _adds_up(traced, calls, values, num_workers))
 
 
 def can_divide(
@@ -107,22 +107,45 @@ def can_divide(
     Args:
         args: an example of the model's inputs.
     """
-    layers = [_layer(traced, node) for node in (pair.first, pair.second)]
+    if not _are_used_once(traced, pair, num_workers):
+        return False
+    return _adds_up(traced, pair, _recorded(traced, [pair], args), num_workers)
+
+
+def _are_used_once(traced: TracedModel, pair: LayerPair, num_workers: int) -> bool:
+    """Whether each layer of a pair is used once, and has channels for so many workers."""
+    layers = _layers(traced, pair)
     if not all(
         _is_alone(traced, node, layer) for node, layer in zip(_calls(pair), layers, strict=True)
     ):
         return False
     channels, inputs = layers[0].weight.shape[0], layers[1].weight.shape[1]
-    if channels < num_workers or inputs % channels:
-        return False
-    between = _between(traced, pair)
+    return bool(channels >= num_workers and inputs % channels == 0)
+
+
+def _recorded(
+    traced: TracedModel, pairs: Sequence[LayerPair], args: Sequence[Tensor]
+) -> dict[Any, Tensor]:
+    """Return the inputs and outputs of pairs in one pass through the model, by their operations."""
+    nodes = [node for pair in pairs for node in (pair.first.args[0], pair.second)]
+    recorder = _Recorder(traced.graph_module, nodes)
+    if nodes:
+        with modes_kept(traced.module), untouched(traced.module), torch.no_grad():
+            traced.module.eval()
+            recorder.run(*args)
+    return recorder.values
+
+
+def _adds_up(
+    traced: TracedModel, pair: LayerPair, values: dict[Any, Tensor], num_workers: int
+) -> bool:
+    """Whether the outputs of all workers' columns add up to the pair's own."""
+    layers, between = _layers(traced, pair), _between(traced, pair)
     if between is None:
         return False
+    x, y = values[pair.first.args[0]], values[pair.second]
     with modes_kept(traced.module), untouched(traced.module), torch.no_grad():
         traced.module.eval()
-        recorder = _Recorder(traced.graph_module, (pair.first.args[0], pair.second))
-        recorder.run(*args)
-        x, y = (recorder.values[node] for node in (pair.first.args[0], pair.second))
         outputs = [_computed(layers, between, x, rank, num_workers) for rank in range(num_workers)]
     total = _with_bias(torch.stack(outputs).sum(0), layers[1].bias, layers[1])
     return total.shape == y.shape and torch.allclose(total, y, rtol=_CLOSE, atol=_CLOSE)
@@ -132,8 +155,8 @@ def _calls(pair: LayerPair) -> tuple[fx.Node, fx.Node]:
     return pair.first, pair.second
 
 
-def _layer(traced: TracedModel, node: fx.Node) -> Any:
-    return traced.graph_module.get_submodule(str(node.target))
+def _layers(traced: TracedModel, pair: LayerPair) -> list[Any]:
+    return [traced.graph_module.get_submodule(str(node.target)) for node in _calls(pair)]
 
 
 def _is_alone(traced: TracedModel, node: fx.Node, layer: nn.Module) -> bool:
@@ -142,7 +165,7 @@ def _is_alone(traced: TracedModel, node: fx.Node, layer: nn.Module) -> bool:
     held = {id(parameter) for parameter in layer.parameters()}
     users = [
         user for user in graph.nodes
-        if (user.op == "call_module" and root.get_submodule(str(user.target)) is layer)
+        if (user.op == "call_module" and _holds(root.get_submodule(str(user.target)), layer))
         or (user.op == "get_attr" and id(_attribute(root, str(user.target))) in held)
     ]  # fmt: skip
     parameters = [p for _, p in traced.module.named_parameters(remove_duplicate=False)]
@@ -156,6 +179,10 @@ def _is_alone(traced: TracedModel, node: fx.Node, layer: nn.Module) -> bool:
         and not layer._backward_hooks
         and not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in layer.parameters())
     )
+
+
+def _holds(module: nn.Module, layer: nn.Module) -> bool:
+    return any(one is layer for one in module.modules())
 
 
 def _attribute(root: nn.Module, target: str) -> Any:
@@ -387,7 +414,7 @@ def divide(
         return held
 
     for pair in pairs:
-        layers = [_layer(traced, node) for node in _calls(pair)]
+        layers = _layers(traced, pair)
         outs, ins = _cuts(layers, group.rank, group.size)
         weight = piece(layers[0].weight, 0, outs)
         bias = None if layers[0].bias is None else piece(layers[0].bias, 0, outs)
@@ -429,3 +456,15 @@ def columns_of(
     divided = [pair_of(traced, pair.nodes) for pair in pairs]
     divide(traced, computed, divided, _Absent(rank, size), PassRandom(rank))
     return computed
+
+
+def shares_of(traced: TracedModel, pairs: Sequence[ChannelPair], size: int) -> list[float]:
+    """Return each worker's share of the channels of each pair, added up; the last has the most."""
+    cuts = [
+        [_cuts(_layers(traced, pair_of(traced, pair.nodes)), rank, size)[0] for rank in range(size)]
+        for pair in pairs
+    ]
+    return [
+        sum((of_pair[rank][1] - of_pair[rank][0]) / of_pair[-1][1] for of_pair in cuts)
+        for rank in range(size)
+    ]
