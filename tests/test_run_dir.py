@@ -1,6 +1,7 @@
 """The folder of a run: created or found, held by one run, and removed without a trace."""
 
 import errno
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,27 @@ def test_files_of_others_stay_in_the_folder() -> None:
     folder.discard(["trace.jsonl", "theirs-too"])
     folder.close()
     assert [path.name for path in Path("out").iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize("num_busy", [2, 9])
+def test_worker_that_still_writes_hides_no_refusal(
+    num_busy: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file comes between the removal of all others and that of their folder."""
+    folder, left, own = claimed(run_dir="out"), list(range(num_busy)), shutil.rmtree
+    (folder.path / "logs").mkdir()
+
+    def remove(name: str, *, dir_fd: int) -> None:
+        if left:
+            left.pop()
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", name)
+        own(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    folder.discard(["logs"])
+    folder.close()
+    assert [path.name for path in Path().glob("out/*")] == (["logs"] if num_busy == 9 else [])
+    assert Path("out").exists() == (num_busy == 9)
 
 
 def test_folder_holding_a_run_and_taken_name_are_refused() -> None:

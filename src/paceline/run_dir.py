@@ -122,9 +122,13 @@ class RunFolder:
             self._link, self._before = link, before
 
     def discard(self, names: Iterable[str]) -> None:
-        """Remove the folder if it was made, and the new entries with these names; keep the rest."""
+        """Remove the folder if it was made, and the new entries with these names; keep the rest.
+
+        What cannot be removed stays: an error here would take the place of why the run ended.
+        """
         for name in set(names) - {*self._found}:
-            self.place.remove(name)
+            with contextlib.suppress(FileError):  # another process of the run still writes there
+                self.place.remove(name)
         if self._link is not None:
             _turn_back(self._link, self.path.name, self._before)
         self._remove_lock()

@@ -237,16 +237,26 @@ class OpenFolder:
             raise self._not_removed(error, name) from None
 
     def remove(self, name: str) -> None:
-        """Remove this file or folder with its content; links are not followed."""
+        """Remove this file or folder with its content; links are not followed.
+
+        FileError: it cannot be removed, or another process goes on writing into it.
+        """
         try:
             self.remove_file(name)
         except FileError as error:
             if error.errno != errno.EISDIR:
                 raise
+            self._remove_folder(name)
+
+    def _remove_folder(self, name: str) -> None:
+        for number in range(_TRIES):
             try:
                 shutil.rmtree(name, dir_fd=self.fd)
             except OSError as failure:
-                raise _file_error(failure, self.path / name) from None
+                if failure.errno != errno.ENOTEMPTY or number == _TRIES - 1:
+                    raise _file_error(failure, self.path / name) from None
+            else:
+                return
 
     def remove_parts(self) -> None:
         """Remove unfinished parts that killed processes left."""
