@@ -232,12 +232,25 @@ def test_columns_hold_a_gradient_in_flight() -> None:
     assert every.memory_bytes == 3 * 8000 / 2 + 500
 
 
+def test_workers_wait_for_the_slowest_of_them() -> None:
+    pairs = (ChannelPair(nodes=(0, 1, 2), in_bytes=64, out_bytes=32),)
+    for more in ({}, {"columns_s": (9.0, 9.0)}):
+        steady, uneven = (
+            by_name(costs(2, pairs=pairs, waiting=waiting, **more)) for waiting in (1.0, 1.25)
+        )
+        assert uneven.pop("none").step_s == steady["none"].step_s
+        for name, price in uneven.items():
+            assert price.step_s == pytest.approx(1.25 * steady[name].step_s), name
+
+
 def test_models_that_cannot_be_divided_over_channels_say_why() -> None:
     pairs = (ChannelPair(nodes=(0, 1, 2), in_bytes=64, out_bytes=32),)
     fixed = by_name(costs(2, pairs=pairs, has_fixed_rows=True))["layer"]
     assert fixed.step_s is None
     assert "torch.export" in fixed.why
     assert "batch norm" in by_name(costs(2, batch_norms=("1",)))["layer"].why
+    assert "for 2 workers" in by_name(costs(2))["layer"].why
+    assert by_name(costs(2, undivided="it fails"))["layer"].why == "it fails"
 
 
 def test_small_model_is_advised_not_to_split() -> None:

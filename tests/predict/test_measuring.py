@@ -25,14 +25,17 @@ def model() -> nn.Module:
     return nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
 
 
+def make_subject() -> Subject:
+    return Subject(name="a model", model=model(), inputs=inputs)
+
+
 def make_measuring() -> Measuring:
-    subject = Subject(name="a model", model=model(), inputs=inputs)
-    return Measuring(subject, inputs, torch.get_num_threads(), None)
+    return Measuring(make_subject(), inputs, torch.get_num_threads(), None)
 
 
-def known(seconds: dict[int, float]) -> Callable[..., float]:
+def known(seconds: dict[int, float]) -> Callable[..., list[float]]:
     """Stand for a measurement of these seconds, by batch size."""
-    return lambda size, *_: seconds[size]
+    return lambda size, *_: [seconds[size]]
 
 
 def pieces(one: Measuring, micro_batch: int, batch: int) -> tuple[TracedModel, GraphAt]:
@@ -43,7 +46,7 @@ def test_pieces_sum_to_the_time_of_the_whole(monkeypatch: pytest.MonkeyPatch) ->
     one = make_measuring()
     traced, graph_at = pieces(one, 4, 32)
     taken = {2: 1.0, 4: 1.5, 8: 2.5, 32: 8.0}
-    monkeypatch.setattr(one, "_update_s", known(taken))
+    monkeypatch.setattr(one, "_updates_s", known(taken))
     scaled_at = one.as_one(graph_at, {1, 4, 8, 32})  # for one sample, two are measured
     assert [scaled_at(size).alone_s for size in (4, 6, 8, 20)] == pytest.approx([1.5, 2, 2.5, 5.25])
     assert one.alone_s(32) == 8.0
@@ -67,11 +70,11 @@ def test_slow_batch_is_extrapolated_linearly(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(measuring, "_WHOLE_S", 0.0)
     asked = list[int]()
 
-    def update_s(size: int, *_: object) -> float:
+    def updates_s(size: int, *_: object) -> list[float]:
         asked.append(size)
-        return 1.0 * size
+        return [1.0 * size]
 
-    monkeypatch.setattr(one, "_update_s", update_s)
+    monkeypatch.setattr(one, "_updates_s", updates_s)
     assert one.as_one(graph_at, {64, 2})(64).alone_s == pytest.approx(64.0)
     assert one.alone_s(64) == pytest.approx(64.0)
     assert max(asked) == 4
@@ -100,12 +103,12 @@ def test_extrapolation_uses_larger_batches_than_two_samples(
     """The weights of a large model take all the time there; the next two sizes extrapolate."""
     one, taken = make_measuring(), {1: 0.3, 2: 0.5, 4: 0.55, 8: 0.6, 16: 0.8, 32: 1.2, 64: 2.0}
     monkeypatch.setattr(one, "_once_s", taken.__getitem__)
-    monkeypatch.setattr(one, "_update_s", known(taken))
+    monkeypatch.setattr(one, "_updates_s", known(taken))
     monkeypatch.setattr(measuring, "_WHOLE_S", 1.5)
     _, graph_at = pieces(one, 8, 64)
     assert one.alone_s(64) == pytest.approx(2.0)
     assert one.as_one(graph_at, {8, 64})(8).alone_s == pytest.approx(0.6)
-    monkeypatch.setattr(one, "_update_s", known({8: 0.6, 16: 2.0}))
+    monkeypatch.setattr(one, "_updates_s", known({8: 0.6, 16: 2.0}))
     assert one.alone_s(64) == pytest.approx(8.0)  # no longer per sample than those
 
 
@@ -133,20 +136,20 @@ def test_a_workers_columns_are_measured(cores: int, monkeypatch: pytest.MonkeyPa
     subject = Subject(name="a model", model=divided, inputs=inputs)
     monkeypatch.setattr(measuring, "num_cores", lambda: cores)
     one, channels = Measuring(subject, inputs, 1, None), list[int]()
-    own = one._update_s
+    own = one._updates_s
 
-    def update_s(size: int, num_rounds: int, of: nn.Module | None = None) -> float:
+    def updates_s(size: int, num_rounds: int, of: nn.Module | None = None) -> list[float]:
         taken_s = own(size, num_rounds, of)
         if of is None:
             return taken_s
         channels.append(len(next(of.parameters())))
-        return float(channels[-1])
+        return [float(channels[-1])]
 
-    monkeypatch.setattr(one, "_update_s", update_s)
+    monkeypatch.setattr(one, "_updates_s", updates_s)
     measured = one.all_of(trace(divided, inputs(2)), (4, 8), 3)
-    assert [pair.nodes for pair in measured.pairs] == [(0, 1, 2)]
+    assert [pair.nodes for pair in measured.columns.pairs] == [(0, 1, 2)]
     assert channels == ([11] * ROUNDS if cores == 3 else [11] * ROUNDS + [10] * ROUNDS)
-    assert measured.columns_s == ((11.0, 11.0, 11.0) if cores == 3 else (10.0, 11.0, 11.0))
+    assert measured.columns.seconds == ((11.0, 11.0, 11.0) if cores == 3 else (10.0, 11.0, 11.0))
     assert divided[0].weight.shape == (32, 16)
     assert all(parameter.grad is None for parameter in divided.parameters())
 
@@ -163,7 +166,7 @@ def test_models_without_divisible_layers_have_no_columns(undivided: nn.Module) -
     subject = Subject(name="a model", model=undivided, inputs=inputs)
     one = Measuring(subject, inputs, torch.get_num_threads(), None)
     measured = one.all_of(trace(undivided, inputs(2)), (4, 8), 2)
-    assert (measured.pairs, measured.columns_s) == ((), ())
+    assert measured.columns == ((), (), "")
 
 
 def wide_convolutions() -> nn.Module:
@@ -177,10 +180,10 @@ def test_workers_between_have_the_time_of_their_channels(monkeypatch: pytest.Mon
     monkeypatch.setattr(measuring, "num_cores", lambda: 2)
     one = Measuring(subject, subject.inputs, 1, None)
     monkeypatch.setattr(
-        one, "_worker_s", lambda size, rounds, of=None: float(len(next((of or held).parameters())))
+        one, "_worker_s", lambda size, rounds, of: [float(len(next((of or held).parameters())))]
     )
     measured = one.all_of(trace(held, subject.inputs(2)), (4, 8), 3)
-    assert measured.columns_s == pytest.approx((16.0, 32.0, 32.0))
+    assert measured.columns.seconds == pytest.approx((16.0, 32.0, 32.0))
 
 
 def test_a_cut_alone_needs_no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +191,7 @@ def test_a_cut_alone_needs_no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     subject, told = Subject(name="a model", model=divided, inputs=inputs), list[str]()
     one = Measuring(subject, inputs, torch.get_num_threads(), None, told.append)
     measured = one.all_of(trace(divided, inputs(2)), (4, 8), 2, is_cut_only=True)
-    assert (measured.pairs, measured.columns_s) == ((), ())
+    assert measured.columns == ((), (), "")
     assert not any("channels" in what or "columns" in what for what in told)
 
 
@@ -196,17 +199,42 @@ def test_batches_take_turns_unless_steps_are_long(monkeypatch: pytest.MonkeyPatc
     one, asked = make_measuring(), list[tuple[int, int]]()
     _, graph_at = pieces(one, 4, 8)
 
-    def update_s(size: int, num_rounds: int, of: nn.Module | None = None) -> float:
+    def updates_s(size: int, num_rounds: int, of: nn.Module | None = None) -> list[float]:
         asked.append((size, num_rounds))
-        return 1.0
+        return [1.0]
 
-    monkeypatch.setattr(one, "_update_s", update_s)
+    monkeypatch.setattr(one, "_updates_s", updates_s)
     one.as_one(graph_at, {4, 8})
     assert asked == [(4, ROUNDS), (8, ROUNDS)] * ROUNDS
     asked.clear()
-    one._longest_s = 2.0
+    vars(one)["_longest"] = 8, 2.0
     one.as_one(graph_at, {4, 8})
     assert asked == [(4, 1), (8, 1)]
+
+
+@pytest.mark.parametrize(
+    ("cores", "num_workers", "expected"), [(1, 2, 1.0), (2, 2, 1.042), (2, 4, 1.042), (8, 4, 1.068)]
+)
+def test_workers_wait_for_the_slowest(
+    cores: int, num_workers: int, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that compute at a time, the slower one takes the 71st of 100 in half of all steps."""
+    monkeypatch.setattr(measuring, "num_cores", lambda: cores)
+    one = Measuring(make_subject(), inputs, 1, None)
+    _, graph_at = pieces(one, 4, 8)
+    taken_s = [(90 + percent / 5) / 100 for percent in range(101)]
+    monkeypatch.setattr(one, "_updates_s", lambda *_: taken_s)
+    one.as_one(graph_at, {8})
+    assert one._waiting(num_workers) == pytest.approx(expected, abs=0.003)
+
+
+def test_steady_machine_has_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = make_measuring()
+    _, graph_at = pieces(one, 4, 8)
+    assert one._waiting(2) == 1.0
+    monkeypatch.setattr(one, "_updates_s", known({8: 2.0}))
+    one.as_one(graph_at, {8})
+    assert one._waiting(2) == 1.0
 
 
 def test_model_that_fails_in_its_other_mode_has_no_columns() -> None:
@@ -228,7 +256,8 @@ def test_model_that_fails_in_its_other_mode_has_no_columns() -> None:
     subject = Subject(name="a model", model=held, inputs=inputs)
     one = Measuring(subject, inputs, torch.get_num_threads(), None)
     measured = one.all_of(trace(held, inputs(2)), (4, 8), 2)
-    assert (measured.pairs, measured.columns_s) == ((), ())
+    assert measured.columns.pairs == ()
+    assert "only in training" in measured.columns.why
     assert measured.alone_s > 0
 
 

@@ -64,7 +64,10 @@ class SplitCosts:
         batch_norms: names of batch norm layers in training, for which mini-batches stay whole.
         cores, threads: cores that all workers share; threads per worker.
         turns: how many times longer computing takes where workers take turns on the cores.
+        waiting: how many times longer the slowest of the workers that compute at a time takes than
+            the median one, where a machine's speed varies: all wait for it.
         pairs: layers that can be split over channels.
+        undivided: why there are none, where it is not their number or size.
         columns_s: of each worker, forward and backward of the whole batch with its channels of
             ``pairs``, without sums; empty: not measured, a share of the pairs' own seconds.
         unit_bytes: parameter bytes of each unit, that is what shards gather at a time.
@@ -90,7 +93,9 @@ class SplitCosts:
     cores: float = float("inf")
     threads: int = 1
     turns: float = 1.0
+    waiting: float = 1.0
     pairs: tuple[ChannelPair, ...] = ()
+    undivided: str = ""
     columns_s: tuple[float, ...] = ()
     unit_bytes: tuple[int, ...] = ()
     largest_bytes: int = 0
@@ -107,8 +112,9 @@ class SplitCosts:
 
     @property
     def sharing(self) -> float:
-        """How many times longer computing takes than with own cores, if all compute at once."""
-        return max(1.0, self.num_workers / self.places)
+        """How many times longer computing takes than with own cores, if all compute at once, and
+        wait for the slowest."""
+        return self.waiting * max(1.0, self.num_workers / self.places)
 
     @property
     def places(self) -> float:

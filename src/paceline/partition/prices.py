@@ -16,13 +16,14 @@
 Seconds are per update: drawing the batch, all computing, all messages, the optimizer; whatever a
 run overlaps with computing makes it faster. n processes of t threads share c cores: where n t > c,
 whatever all do at once takes n t / c times longer, plus the measured cost of taking turns on a
-core. Memory-bound work (the optimizer, copies) was measured in one process on all cores, and all
-workers at once take as long as one that moves all their bytes: the worker with most bytes is done
-last, and is never faster than it would be alone. Whole copies on one machine add up gradients in
-shared memory, each worker in its share; ranks of the other splits send messages, and meet before
-each pass (spread/meeting.py). Sent bytes are those of the worker that sends most if no memory is
-shared; memory is that of the worker that holds most (memory.py). Above 300 lines, since the
-formulas are read beside one another.
+core. All wait for the slowest, so computing takes as long as in the slowest of those that compute
+at a time, by the spread of measured updates. Memory-bound work (the optimizer, copies) was measured
+in one process on all cores, and all workers at once take as long as one that moves all their bytes:
+the worker with most bytes is done last, and is never faster than it would be alone. Whole copies on
+one machine add up gradients in shared memory, each worker in its share; ranks of the other splits
+send messages, and meet before each pass (spread/meeting.py). Sent bytes are those of the worker
+that sends most if no memory is shared; memory is that of the worker that holds most (memory.py).
+Above 300 lines, since the formulas are read beside one another.
 
 Sources: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
 Models", SC 2020 (shards 1, 2, 3 and their bytes); M. Shoeybi et al., "Megatron-LM", arXiv
@@ -132,7 +133,7 @@ def _reason(best: SplitPrice, prices: tuple[SplitPrice, ...], costs: SplitCosts)
 
 
 def _prices(costs: SplitCosts) -> Iterator[SplitPrice]:
-    yield _alone(costs)
+    yield alone_price(costs)
     if costs.num_workers == 1:
         return
     yield _data(costs)
@@ -170,7 +171,8 @@ def _fits(costs: SplitCosts, memory_bytes: float) -> bool:
     return costs.memory_bytes is None or memory_bytes <= costs.memory_bytes
 
 
-def _alone(costs: SplitCosts) -> SplitPrice:
+def alone_price(costs: SplitCosts) -> SplitPrice:
+    """Price one worker with the whole batch."""
     graph = costs.graph_at(costs.batch_size)
     fastest = max(worker.speed for worker in costs.pipeline.workers)
     step_s = (costs.alone_s + graph.parameter_bytes * costs.pipeline.update_s_per_byte) / fastest
@@ -287,7 +289,7 @@ def _layer(costs: SplitCosts) -> SplitPrice:
     parameter_bytes = sum(pieces) + tied_bytes
     step_s = _script_s(costs)
     if costs.columns_s:
-        step_s += costs.by_cores(costs.columns_s) / costs.slowest
+        step_s += costs.by_cores(costs.columns_s) / costs.slowest * costs.waiting
     else:
         work_s = each(lambda i: graph.nodes[i].work_s + graph.nodes[i].first_s)
         step_s += sum(work_s) / costs.slowest * costs.sharing
@@ -309,8 +311,8 @@ def _undivided(costs: SplitCosts) -> str:
         return f"batch norm looks at the whole batch ({costs.batch_norms[0]})"
     if costs.has_fixed_rows:
         return "torch.export traced the model, for one batch size"
-    if costs.pairs:
-        return ""
+    if costs.pairs or costs.undivided:
+        return costs.undivided
     return (
         f"no two layers in a row, each called once, with channels for {costs.num_workers} workers"
     )
@@ -351,7 +353,7 @@ def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -
     memory_s = [
         part.update_s + _PASSES * part.parameter_bytes * costs.moved_s_per_byte for part in parts
     ]
-    step_s = cut.seconds + costs.by_memory(memory_s * replicas)
+    step_s = cut.seconds * costs.waiting + costs.by_memory(memory_s * replicas)
     step_s += _meetings_s(costs) + _fresh_s(costs, max(sizes)) + _script_s(costs)
     sent = [_sent_bytes(placement, number) * cut.micro_batches for number in range(num_parts)]
     if replicas > 1:

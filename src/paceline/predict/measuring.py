@@ -6,10 +6,11 @@
 
 At any batch, the pieces' costs are on a straight line through those two batches, scaled so that
 they sum to the time of the whole model there: the line alone would carry the error of two short
-measurements to a batch that is many times as large. Batches on one line are measured in turns: a
-machine that is slow for a while is slow to all batches, and not to one. The parts of a network are
-not scaled: they run as the pieces do, with late gradients, and their micro-batches are near what
-was measured. This module must not know how a split is priced. Above 300 lines, since all that is
+measurements to a batch that is many times as large. Batches on one line are measured in turns
+unless their steps are long: a machine that is slow for a while is slow to all batches, and not to
+one. The parts of a network are not scaled: they run as the pieces do, with late gradients, and
+their micro-batches are near what was measured. How much updates differ says how long workers wait
+for the slowest. This module must not know how a split is priced. Above 300 lines, since all that is
 timed of a model and its loop is read together.
 """
 
@@ -31,11 +32,10 @@ from ..errors import ConfigError
 from ..exports.subject import Subject
 from ..partition.graph import ChannelPair, WorkGraph
 from ..partition.pipeline import MICRO_BATCHES_EACH
-from ..splits.channels import find_pairs
 from ..splits.clocks import TimedClock, step_once, threads
 from ..splits.measuring import ROUNDS, MeasuredModel, Measurement, measure
 from ..splits.tracing import TracedModel, trace, untouched
-from ..spread.columns import columns_of, divisible_pairs, shares_of
+from ..spread.columns import columns_of, divisible_pairs, shares_of, single_pairs
 from ..spread.modes import modes_kept
 from ..system.processors import num_cores
 from ..system.reasons import reason
@@ -52,6 +52,8 @@ _MOST_S = 20.0
 """
 _WHOLE_S = 4.0
 """The same for a batch at which the whole model is measured."""
+_ROUNDS_WORTH_S = 1.0
+"""The longest step of such a batch with which all are measured in several rounds."""
 _LEAST = 2
 """Fewest samples of a batch: batch norm needs two."""
 _ROUNDS_S, _MOST_ROUNDS = 1.0, 15
@@ -76,14 +78,25 @@ def _tell_nobody(what: str) -> None:
     return
 
 
+class MeasuredColumns(NamedTuple):
+    """Layers that can be split over channels, and what workers take if they are.
+
+    Attributes:
+        pairs, seconds, why: as ``pairs``, ``columns_s`` and ``undivided`` of `SplitCosts`.
+    """
+
+    pairs: tuple[ChannelPair, ...] = ()
+    seconds: tuple[float, ...] = ()
+    why: str = ""
+
+
 class MeasuredCosts(NamedTuple):
     """The costs of a model.
 
     Attributes:
         graph_at, parts_at: costs at any batch, as of `SplitCosts`.
         alone_s: seconds for the whole batch in one process with all threads.
-        pairs: layers that can be split over channels.
-        columns_s: as of `SplitCosts`.
+        waiting: as of `SplitCosts`.
         turns: factor by which sharing cores slows workers down: `Neighbours.taking_turns`.
         script_s: as of `SplitCosts`.
     """
@@ -91,8 +104,8 @@ class MeasuredCosts(NamedTuple):
     traced: TracedModel
     graph_at: GraphAt
     alone_s: float
-    pairs: tuple[ChannelPair, ...]
-    columns_s: tuple[float, ...] = ()
+    columns: MeasuredColumns = MeasuredColumns()
+    waiting: float = 1.0
     turns: float = 1.0
     script_s: Callable[[float], float] = _nothing_s
     parts_at: GraphAt | None = None
@@ -122,7 +135,8 @@ class Counting:
             traced = _traced_for(traced, self._model, self._inputs(size))
             models.append(measure(traced, self._inputs(size)))
         graph_at, alone_s = _line(*models), models[1].forward_s + models[1].backward_s
-        return MeasuredCosts(traced, graph_at, alone_s, find_pairs(traced, graph_at(wanted[1])))
+        pairs = single_pairs(traced, graph_at(wanted[1]), num_workers)
+        return MeasuredCosts(traced, graph_at, alone_s, MeasuredColumns(pairs))
 
 
 class Measuring:
@@ -149,7 +163,7 @@ class Measuring:
         self._batch_size = 1
         self._larger_batch, self._larger_batch_s = 1, 0.0  # pieces are measured there
         self._activation_bytes = 0.0  # of a sample
-        self._longest_s = 0.0  # of a step at `_longest`
+        self._ratios = list[float]()  # of a worker's updates to their median
 
     def all_of(
         self,
@@ -171,11 +185,11 @@ class Measuring:
         graph_at = self.as_one(parts_at, {*wanted, *shares})
         share = -(-wanted[1] // num_workers)
         turns, script_s = self._turns(share), self._script_s({share, wanted[1]})
-        pairs, columns_s = (
-            ((), ()) if is_cut_only else self._columns(traced, graph_at(wanted[1]), num_workers)
-        )
-        alone_s = self.alone_s(wanted[1])
-        return MeasuredCosts(traced, graph_at, alone_s, pairs, columns_s, turns, script_s, parts_at)
+        columns = MeasuredColumns()
+        if not is_cut_only:
+            columns = self._columns(traced, graph_at(wanted[1]), num_workers)
+        alone_s, waiting = self.alone_s(wanted[1]), self._waiting(num_workers)
+        return MeasuredCosts(traced, graph_at, alone_s, columns, waiting, turns, script_s, parts_at)
 
     def pieces(self, traced: TracedModel, wanted: tuple[int, int]) -> tuple[TracedModel, GraphAt]:
         """Return the pieces and their costs with a worker's threads, while others compute, too.
@@ -213,21 +227,44 @@ class Measuring:
             pieces.add_round()
 
     def _in_turns(
-        self, what: str, sizes: Collection[int], update_s: Callable[[int, int], float]
-    ) -> dict[int, float]:
-        """Return the median seconds at each batch, of which each has its turn in every round.
+        self, what: str, sizes: Collection[int], updates_s: Callable[[int, int], list[float]]
+    ) -> dict[int, list[float]]:
+        """Return the seconds of updates at each batch, of which each has its turn in every round.
 
-        Long steps are measured in one round: they are less noisy, and rounds have their price.
+        Long steps are measured in one round: each has a neighbour's step before it.
 
         Args:
-            update_s: returns the seconds at a batch, measured in one of so many rounds.
+            updates_s: returns the seconds of some updates at a batch, in one of so many rounds.
         """
+        if not sizes:
+            return {}
         self._tell(f"{what}, in batches of {', '.join(map(str, sorted(sizes)))}")
-        num_rounds = ROUNDS if self._longest_s <= _LONG_S else 1
+        num_rounds = ROUNDS if self._longest[1] <= _ROUNDS_WORTH_S else 1
         rounds = [
-            {size: update_s(size, num_rounds) for size in sorted(sizes)} for _ in range(num_rounds)
+            {size: updates_s(size, num_rounds) for size in sorted(sizes)} for _ in range(num_rounds)
         ]
-        return {size: statistics.median(taken[size] for taken in rounds) for size in sizes}
+        return {size: [s for updates in rounds for s in updates[size]] for size in sizes}
+
+    def _of_workers(
+        self, what: str, sizes: Collection[int], of: nn.Module | None = None
+    ) -> dict[int, float]:
+        """Return a worker's median seconds at each batch; ``of`` as in `_updates_s`."""
+        updates_s = self._in_turns(what, sizes, partial(self._worker_s, of=of))
+        medians_s = {size: statistics.median(taken) for size, taken in updates_s.items()}
+        self._ratios += [
+            s / (medians_s[size] or 1.0) for size, taken in updates_s.items() for s in taken
+        ]
+        return medians_s
+
+    def _waiting(self, num_workers: int) -> float:
+        """Return how many times longer the slowest worker takes than the median one.
+
+        Of k that compute at a time, the slowest takes as long as the quantile 0.5 ** (1 / k) of all
+        updates in half of all steps.
+        """
+        at_once = min(num_workers, max(1, num_cores() // self._threads))
+        ratios = sorted(self._ratios)
+        return max(1.0, ratios[int(0.5 ** (1 / at_once) * len(ratios))]) if ratios else 1.0
 
     def _find_larger_batch(self, smallest: int) -> int:
         """Return the larger batch at which pieces are measured: doubled until a step takes long."""
@@ -251,9 +288,9 @@ class Measuring:
         return size
 
     @functools.cached_property
-    def _longest(self) -> int:
-        """The largest batch at which the whole model is measured: doubled while time and memory
-        allow.
+    def _longest(self) -> tuple[int, float]:
+        """The largest batch at which the whole model is measured, and about the seconds of a step:
+        doubled while time and memory allow.
 
         A line from batches of few samples would not predict it: weights take most of their time.
         """
@@ -264,8 +301,7 @@ class Measuring:
             if larger * self._activation_bytes > most_bytes:
                 break
             size, step_s = larger, self._once_s(larger)
-        self._longest_s = step_s
-        return size
+        return size, step_s
 
     def _once_s(self, size: int) -> float:
         """Return the seconds of one step."""
@@ -278,8 +314,8 @@ class Measuring:
     def as_one(self, graph_at: GraphAt, sizes: Collection[int]) -> GraphAt:
         """Return costs by batch; at these batches the pieces sum to the whole model's time."""
         timed = {max(min(_LEAST, max(sizes)), batch) for batch in sizes}
-        timed = {size for size in timed if size <= self._longest}
-        update_s = self._in_turns("the model", timed, self._worker_s)
+        timed = {size for size in timed if size <= self._longest[0]}
+        update_s = self._of_workers("the model", timed)
 
         @functools.cache
         def scaled_at(batch: float) -> WorkGraph:
@@ -295,53 +331,54 @@ class Measuring:
         More threads are not always faster, but one process would have them all.
         """
         sizes = self._sizes_for(batch_size)
-        return _on_lines(self._in_turns("one process alone", sizes, self._update_s), batch_size)
+        updates_s = self._in_turns("one process alone", sizes, self._updates_s)
+        medians_s = {size: statistics.median(taken) for size, taken in updates_s.items()}
+        return _on_lines(medians_s, batch_size)
 
-    def _columns(
-        self, traced: TracedModel, graph: WorkGraph, num_workers: int
-    ) -> tuple[tuple[ChannelPair, ...], tuple[float, ...]]:
-        """Return the layers that can be split over channels, and each worker's seconds if they are.
+    def _columns(self, traced: TracedModel, graph: WorkGraph, num_workers: int) -> MeasuredColumns:
+        """Find the layers that can be split over channels, and measure workers if they are.
 
         Half of a layer's channels may take more than half of its time. The last worker has the most
-        channels, and all wait for it; where workers share cores, the sum counts, too. A model that
-        is measured only in batches that are smaller takes long, and a share of its pieces' seconds
-        is a better guess than two more lines.
+        channels, and all wait for it; where workers share cores, the sum counts, too. Nothing is
+        measured where the whole batch takes too long, or where a part of the model that branches on
+        its data would see sums of one worker's columns: a share of the pieces' seconds is priced.
         """
         if num_workers == 1 or traced.batch_statistics or traced.how == "torch.export":
-            return (), ()
+            return MeasuredColumns()
         self._tell("which layers can be split over channels")
+        args = self._inputs(least_of(self._batch_size))
         try:
-            args = self._inputs(least_of(self._batch_size))
             pairs = divisible_pairs(traced, graph, args, num_workers)
-        except Exception:  # the user's model may raise anything in its other mode
-            return (), ()
-        if not pairs or traced.kept or self._batch_size > self._longest:
-            return pairs, ()
-        most_s = few_s = self._columns_s(traced, pairs, num_workers - 1, num_workers)
-        if num_workers * self._threads > num_cores():
-            few_s = self._columns_s(traced, pairs, 0, num_workers)
+        except Exception as error:  # the user's model may raise anything in its other mode
+            return MeasuredColumns(why=f"it fails after .eval(): {reason(error)}")
+        if not pairs or traced.kept or self._batch_size > self._longest[0]:
+            return MeasuredColumns(pairs)
         least, *_, most = shares = shares_of(traced, pairs, num_workers)
+        most_s = few_s = self._columns_s(traced, pairs, num_workers - 1, num_workers)
+        if most > least and num_workers * self._threads > num_cores():
+            few_s = self._columns_s(traced, pairs, 0, num_workers)
         slope_s = (most_s - few_s) / (most - least) if most > least else 0.0
-        return pairs, tuple(most_s - slope_s * (most - share) for share in shares)
+        return MeasuredColumns(pairs, tuple(most_s - slope_s * (most - share) for share in shares))
 
     def _columns_s(
         self, traced: TracedModel, pairs: Sequence[ChannelPair], rank: int, num_workers: int
     ) -> float:
         """Return the seconds of a worker for the whole batch with its columns of layers."""
         columns, size = columns_of(traced, pairs, rank, num_workers), self._batch_size
-        update_s = self._in_turns("columns of layers", {size}, partial(self._worker_s, of=columns))
+        what = f"columns of worker {rank} of {num_workers}"
+        update_s = self._of_workers(what, {size}, columns)
         del columns
         gc.collect()  # a traced module refers to itself, and its columns take memory
         return update_s[size]
 
-    def _worker_s(self, size: int, num_rounds: int, of: nn.Module | None = None) -> float:
-        """Return the seconds of an update of a worker; ``of`` as in `_update_s`."""
+    def _worker_s(self, size: int, num_rounds: int, of: nn.Module | None = None) -> list[float]:
+        """Return the seconds of updates of a worker, as `_updates_s` does."""
         with self._as_a_worker(size):
-            return self._update_s(size, num_rounds, of)
+            return self._updates_s(size, num_rounds, of)
 
     def _sizes_for(self, batch_size: int) -> set[int]:
         """Return the batches that are measured for this one: if it is too large, two smaller."""
-        longest, least = self._longest, least_of(batch_size)
+        longest, least = self._longest[0], least_of(batch_size)
         return {batch_size} if batch_size <= longest else {max(least, longest // 2), longest}
 
     def _turns(self, size: int) -> float:
@@ -387,15 +424,15 @@ class Measuring:
             losses_s.append(time.perf_counter() - start_s)
         return statistics.median(drawn_s) + statistics.median(losses_s)
 
-    def _update_s(self, size: int, num_rounds: int, of: nn.Module | None = None) -> float:
-        """Return the seconds of an update, in one of so many rounds.
+    def _updates_s(self, size: int, num_rounds: int, of: nn.Module | None = None) -> list[float]:
+        """Return the seconds of updates, in one of so many rounds.
 
         Args:
             of: the columns of layers that are computed instead of the model; None: the model.
         """
         inputs, module = self._inputs(size), self._model if of is None else of
         with untouched(self._model), torch.random.fork_rng(devices=[]):
-            return TimedClock(num_rounds).update(partial(module, *inputs), module)
+            return TimedClock(num_rounds).updates(partial(module, *inputs), module)
 
     @contextmanager
     def _as_a_worker(self, size: int) -> Iterator[None]:

@@ -136,9 +136,10 @@ def _of_model(model: nn.Module, measured: MeasuredCosts, batch_size: int) -> dic
     traced, graph = measured.traced, measured.graph_at(batch_size)
     return {
         "graph_at": measured.graph_at, "parts_at": measured.parts_at, "alone_s": measured.alone_s,
-        "script_s": measured.script_s, "turns": measured.turns,
+        "script_s": measured.script_s, "turns": measured.turns, "waiting": measured.waiting,
         "has_fixed_rows": traced.how == "torch.export", "batch_norms": traced.batch_statistics,
-        "pairs": measured.pairs, "columns_s": measured.columns_s, "unit_bytes": unit_bytes(model),
+        "pairs": measured.columns.pairs, "columns_s": measured.columns.seconds,
+        "undivided": measured.columns.why, "unit_bytes": unit_bytes(model),
         "buffer_kinds": len({buffer.dtype for buffer in model.buffers()}),
         "largest_bytes": max(node.parameter_bytes for node in graph.nodes),
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),

@@ -17,7 +17,7 @@ from ..partition.brute_force import MOST_NODES, MOST_TRIES, is_too_many, try_all
 from ..partition.costs import LARGE_MODEL, SplitCosts
 from ..partition.cuts import best_cut, shortest, uneven
 from ..partition.placement import Placement, check_parts, even_cut, is_allowed, pipeline_step
-from ..partition.prices import price_splits
+from ..partition.prices import alone_price, price_splits
 from ..plan import format_bytes
 from ..report.splits import CutRow, PartitionReport, SplitReport
 from ..splits.tracing import TracedModel
@@ -55,13 +55,12 @@ def partition(
             known = best_of_all, result.placement  # of cuts that are as good, one may wait less
             cuts["of all cuts"] = shortest(known, pipeline, costs.places)
     rows = tuple(_row(costs, name, cut) for name, cut in cuts.items())
-    table = price_splits(costs)
     return PartitionReport(
         about=about,
         graph=graph,
         schedule=pipeline.schedule,
         rows=rows,
-        alone_s=table.prices[0].step_s or 0.0,
+        alone_s=alone_price(costs).step_s or 0.0,
         is_exact=result.is_exact,
         num_borders=result.num_borders,
         search_s=search_s,

@@ -104,8 +104,8 @@ class TimedClock:
             min(first_late_s, late_s),
         )
 
-    def update(self, forward: Callable[[], Any], module: nn.Module) -> float:
-        """Return the seconds of a forward and backward pass without earlier gradients.
+    def updates(self, forward: Callable[[], Any], module: nn.Module) -> list[float]:
+        """Return the seconds of some forward and backward passes without earlier gradients.
 
         The first run does not count.
         """
@@ -115,7 +115,7 @@ class TimedClock:
         ):
             module.zero_grad(set_to_none=True)
             updates_s.append(sum(step_once(forward, module)))
-        return statistics.median(updates_s[1:])
+        return updates_s[1:]
 
 
 def _step_late(

@@ -84,19 +84,35 @@ def pair_of(traced: TracedModel, pieces: Sequence[int]) -> LayerPair:
     return LayerPair(first=inside[0], inside=inside, second=second)
 
 
-def divisible_pairs(
-    traced: TracedModel, graph: WorkGraph, args: Sequence[Tensor], num_workers: int
+def single_pairs(
+    traced: TracedModel, graph: WorkGraph, num_workers: int
 ) -> tuple[ChannelPair, ...]:
-    """Return the pairs of a model that can be divided over so many workers.
+    """Return the pairs of a model whose layers are used once, with channels for so many workers.
 
     Args:
         graph: the model's costs.
+    """
+    return tuple(
+        pair for pair in find_pairs(traced, graph)
+        if _are_used_once(traced, pair_of(traced, pair.nodes), num_workers)
+    )  # fmt: skip
+
+
+def divisible_pairs(
+    traced: TracedModel, graph: WorkGraph, args: Sequence[Tensor], num_workers: int
+) -> tuple[ChannelPair, ...]:
+    """Return those of `single_pairs` whose columns add up to the pair's output.
+
+    Args:
         args: an example of the model's inputs.
     """
-    found = [(pair, pair_of(traced, pair.nodes)) for pair in find_pairs(traced, graph)]
-    single = [(pair, calls) for pair, calls in found if _are_used_once(traced, calls, num_workers)]
-    values = _recorded(traced, [calls for _, calls in single], args)
-    return tuple(pair for pair, calls in single if _adds_up(traced, calls, values, num_workers))
+    pairs = single_pairs(traced, graph, num_workers)
+    calls = [pair_of(traced, pair.nodes) for pair in pairs]
+    values = _recorded(traced, calls, args)
+    return tuple(
+        pair for pair, each in zip(pairs, calls, strict=True)
+        if _adds_up(traced, each, values, num_workers)
+    )  # fmt: skip
 
 
 def can_divide(
