@@ -250,7 +250,7 @@ class Measuring:
     ) -> dict[int, float]:
         """Return a worker's median seconds at each batch; ``of`` as in `_updates_s`."""
         updates_s = self._in_turns(what, sizes, partial(self._worker_s, of=of))
-        medians_s = {size: statistics.median(taken) for size, taken in updates_s.items()}
+        medians_s = _medians(updates_s)
         self._ratios += [
             s / (medians_s[size] or 1.0) for size, taken in updates_s.items() for s in taken
         ]
@@ -332,8 +332,7 @@ class Measuring:
         """
         sizes = self._sizes_for(batch_size)
         updates_s = self._in_turns("one process alone", sizes, self._updates_s)
-        medians_s = {size: statistics.median(taken) for size, taken in updates_s.items()}
-        return _on_lines(medians_s, batch_size)
+        return _on_lines(_medians(updates_s), batch_size)
 
     def _columns(self, traced: TracedModel, graph: WorkGraph, num_workers: int) -> MeasuredColumns:
         """Find the layers that can be split over channels, and measure workers if they are.
@@ -473,6 +472,10 @@ def update_costs(subject: Subject, is_counted: bool) -> tuple[float, int]:
     for parameter in parameters:
         parameter.grad = None
     return statistics.median(steps_s[1:]) / size, round(sum(copy.nbytes for copy in copies) / size)
+
+
+def _medians(updates_s: Mapping[int, Sequence[float]]) -> dict[int, float]:
+    return {size: statistics.median(taken_s) for size, taken_s in updates_s.items()}
 
 
 def _on_lines(seconds: Mapping[int, float], batch: float) -> float:

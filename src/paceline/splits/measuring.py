@@ -7,10 +7,10 @@ Pieces run one at a time, on the tensors that they get in the model, so the over
 measured with each of them. The whole model is therefore measured, too, and the pieces' times are
 scaled to sum to its own. All of this is done in a few rounds, of which each time is the median: a
 machine that is slow for a moment is slow to all pieces of one round, and not to one piece in all.
-Measurements that are compared, as at two batches, take turns, round by round.
-Bytes kept for the backward pass are counted by storage, each once, without parameters and buffers;
-a tensor between two pieces counts for the piece that computes it. A bit above 300 lines, since the
-measurement and the graph made from it are read together.
+Measurements that are compared, as at two batches, take turns, round by round. Bytes kept for the
+backward pass are counted by storage, each once, without parameters and buffers; a tensor between
+two pieces counts for the piece that computes it. Above 300 lines, since the measurement and the
+graph made from it are read together.
 """
 
 import itertools

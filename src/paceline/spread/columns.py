@@ -115,19 +115,6 @@ def divisible_pairs(
     )  # fmt: skip
 
 
-def can_divide(
-    traced: TracedModel, pair: LayerPair, args: Sequence[Tensor], num_workers: int
-) -> bool:
-    """Whether each layer of a pair is used once, and the outputs of columns add up to the pair's.
-
-    Args:
-        args: an example of the model's inputs.
-    """
-    if not _are_used_once(traced, pair, num_workers):
-        return False
-    return _adds_up(traced, pair, _recorded(traced, [pair], args), num_workers)
-
-
 def _are_used_once(traced: TracedModel, pair: LayerPair, num_workers: int) -> bool:
     """Whether each layer of a pair is used once, and has channels for so many workers."""
     layers = _layers(traced, pair)

@@ -348,14 +348,10 @@ def _measured(
                 yield MicroBatches(each * num_workers, graph)
         return
     least = min(largest, max(2 if is_whole else 1, largest // MICRO_BATCHES_EACH[-1]))
-    sizes_measured = sorted({least, largest})
-    graphs = [
-        measured.graph
-        for measured in measure_in_turns(
-            [Measurement(traced, inputs(size)) for size in sizes_measured]
-        )
-    ]
-    small, large = graphs[0], graphs[-1]
+    measured = measure_in_turns(
+        [Measurement(traced, inputs(size)) for size in sorted({least, largest})]
+    )
+    small, large = measured[0].graph, measured[-1].graph
     if least == largest:  # as few samples as can be measured
         yield MicroBatches(num_workers, large)
         return
