@@ -1,5 +1,6 @@
 """The time of a model at each batch size: pieces interpolated and scaled to the whole."""
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -93,6 +94,7 @@ def test_pieces_are_measured_at_two_batches_however_slow_the_model_is(
         add_round(self)
 
     monkeypatch.setattr(Measurement, "add_round", measured)
+    monkeypatch.setattr(Measurement, "rounds_s", [1.0] * ROUNDS)
     pieces(one, 2, 64)
     assert taken == [2, 4] * ROUNDS
 
@@ -210,6 +212,35 @@ def test_batches_take_turns_unless_steps_are_long(monkeypatch: pytest.MonkeyPatc
     vars(one)["_longest"] = 8, 2.0
     one.as_one(graph_at, {4, 8})
     assert asked == [(4, 1), (8, 1)]
+
+
+def test_one_slow_round_changes_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, number = make_measuring(), itertools.count()
+    _, graph_at = pieces(one, 4, 8)
+
+    def updates_s(size: int, num_rounds: int, of: nn.Module | None = None) -> list[float]:
+        return [2.0 if next(number) < 2 else 1.0]
+
+    monkeypatch.setattr(one, "_updates_s", updates_s)
+    assert one.as_one(graph_at, {4, 8})(8).alone_s == pytest.approx(1.0)
+    assert next(number) == 2 * ROUNDS  # one round differs from two: their median is known
+
+
+def test_rounds_go_on_while_they_differ_and_take_little_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    even, moving = [1.0] * 15, [1.0, 1.2, 0.8, 1.1, 0.9] * 3
+    numbers = itertools.count(1)
+    assert list(measuring._rounds(lambda: [even])) == [0, 1, 2]
+    moved = measuring._rounds(lambda: [even, moving[: next(numbers) + 2]])
+    assert list(moved) == list(range(15))
+    monkeypatch.setattr(measuring, "_ENOUGH_S", 0.0)
+    assert list(measuring._rounds(lambda: [moving])) == [0, 1, 2]
+
+
+def test_error_is_small_once_rounds_are_many() -> None:
+    assert measuring._error([0.0, 0.0]) == measuring._error([1.0, 1.0, 5.0]) == 0.0
+    assert measuring._error([1.0, 1.2, 0.8] * 40) < 0.05 < measuring._error([1.0, 1.2, 0.8])
 
 
 @pytest.mark.parametrize(

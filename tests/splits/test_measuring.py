@@ -16,7 +16,7 @@ from paceline.splits import measuring
 from paceline.splits.channels import find_pairs
 from paceline.splits.clocks import TakenTimes, TimedClock, threads
 from paceline.splits.late_weights import LateWeights
-from paceline.splits.measuring import measure
+from paceline.splits.measuring import Measurement, measure
 from paceline.splits.tracing import trace
 from paceline.workloads.images import build_alexnet
 
@@ -68,6 +68,26 @@ def test_momentary_slowness_changes_no_cost(
     graph = measure(trace(nn.Sequential(*(nn.Linear(3, 3) for _ in range(3))), (x,)), (x,)).graph
     assert [node.forward_s for node in graph.nodes] == pytest.approx([1 / 3] * 3)
     assert [node.backward_s for node in graph.nodes] == pytest.approx([2 / 3] * 3)
+
+
+def test_bytes_are_counted_in_the_first_round_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, counted = (torch.randn(8, 16),), list[int]()
+    own = measuring._Walk._kept_bytes
+
+    def kept_bytes(walk: Any, *args: Any) -> int:
+        counted.append(own(walk, *args))
+        return counted[-1]
+
+    monkeypatch.setattr(measuring._Walk, "_kept_bytes", kept_bytes)
+    traced = trace(mlp(), inputs)
+    once, twice = Measurement(traced, inputs), Measurement(traced, inputs)
+    once.add_round()
+    twice.add_round()
+    twice.add_round()
+    assert len(counted) == 2 * len(traced.pieces)
+    assert once.result().graph.activation_bytes == twice.result().graph.activation_bytes > 0
+    assert len(once.rounds_s) == 1
+    assert all(s > 0.0 for s in twice.rounds_s)
 
 
 def test_byte_counts_are_those_of_the_tensors() -> None:

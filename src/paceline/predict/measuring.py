@@ -8,15 +8,18 @@ At any batch, the pieces' costs are on a straight line through those two batches
 they sum to the time of the whole model there: the line alone would carry the error of two short
 measurements to a batch that is many times as large. Batches on one line are measured in turns
 unless their steps are long: a machine that is slow for a while is slow to all batches, and not to
-one. The parts of a network are not scaled: they run as the pieces do, with late gradients, and
-their micro-batches are near what was measured. How much updates differ says how long workers wait
-for the slowest. This module must not know how a split is priced. Above 300 lines, since all that is
-timed of a model and its loop is read together.
+one. While rounds differ and take little time, there are more. The parts of a network are not
+scaled: they run as the pieces do, with late gradients, and their micro-batches are near what was
+measured. How much updates differ says how long workers wait for the slowest. This module must not
+know how a split is priced. Above 300 lines, since all that is timed of a model and its loop is read
+together.
 """
 
 import bisect
 import functools
 import gc
+import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -54,6 +57,10 @@ _WHOLE_S = 4.0
 """The same for a batch at which the whole model is measured."""
 _ROUNDS_WORTH_S = 1.0
 """The longest step of such a batch with which all are measured in several rounds."""
+_ENOUGH_ROUNDS, _ENOUGH_S, _CLOSE = 15, 4.0, 0.02
+"""Where rounds differ there are more, until a median's relative standard error is small, or there
+are many, or no further one begins after this time: the speed of a shared machine moves by a sixth
+within a second, and by a twelfth within eight."""
 _LEAST = 2
 """Fewest samples of a batch: batch norm needs two."""
 _ROUNDS_S, _MOST_ROUNDS = 1.0, 15
@@ -208,7 +215,8 @@ class Measuring:
             larger = self._twice(small.result())
         is_one = larger == small.batch_size
         large = small if is_one else self._pieces_at(small.traced, larger)
-        for number in range(ROUNDS):
+        parts = (small,) if is_one else (small, large)
+        for number in _rounds(lambda: [part.rounds_s for part in parts]):
             if number:  # its first round is over
                 self._add_round(small)
             if not is_one:
@@ -239,11 +247,13 @@ class Measuring:
         if not sizes:
             return {}
         self._tell(f"{what}, in batches of {', '.join(map(str, sorted(sizes)))}")
-        num_rounds = ROUNDS if self._longest[1] <= _ROUNDS_WORTH_S else 1
-        rounds = [
-            {size: updates_s(size, num_rounds) for size in sorted(sizes)} for _ in range(num_rounds)
-        ]
-        return {size: [s for updates in rounds for s in updates[size]] for size in sizes}
+        if self._longest[1] > _ROUNDS_WORTH_S:
+            return {size: updates_s(size, 1) for size in sorted(sizes)}
+        rounds: dict[int, list[list[float]]] = {size: [] for size in sorted(sizes)}
+        for _ in _rounds(lambda: [[*map(statistics.median, taken)] for taken in rounds.values()]):
+            for size, taken in rounds.items():
+                taken.append(updates_s(size, ROUNDS))
+        return {size: [*itertools.chain(*taken)] for size, taken in rounds.items()}
 
     def _of_workers(
         self, what: str, sizes: Collection[int], of: nn.Module | None = None
@@ -472,6 +482,36 @@ def update_costs(subject: Subject, is_counted: bool) -> tuple[float, int]:
     for parameter in parameters:
         parameter.grad = None
     return statistics.median(steps_s[1:]) / size, round(sum(copy.nbytes for copy in copies) / size)
+
+
+def _rounds(results: Callable[[], Sequence[Sequence[float]]]) -> Iterator[int]:
+    """Yield the number of each round of a measurement: of the usual ones, and more if they differ.
+
+    Args:
+        results: returns the seconds that each of several things has taken in all rounds so far.
+    """
+    start_s = time.perf_counter()
+    for number in range(_ENOUGH_ROUNDS):
+        if number >= ROUNDS and (
+            max(map(_error, results())) <= _CLOSE or time.perf_counter() - start_s > _ENOUGH_S
+        ):
+            return
+        yield number
+
+
+def _error(rounds_s: Sequence[float]) -> float:
+    """Return the relative standard error of the median: of a normal distribution by the median
+    deviation, which one slow round does not change.
+
+    Example:
+        >>> _error([1.0, 1.0, 5.0]), round(_error([1.0, 1.1, 0.9, 1.0, 1.1]), 3)
+        (0.0, 0.083)
+    """
+    median_s = statistics.median(rounds_s)
+    deviation_s = statistics.median(abs(s - median_s) for s in rounds_s)
+    if not median_s:
+        return 0.0
+    return math.sqrt(math.pi / 2) * 1.4826 * deviation_s / math.sqrt(len(rounds_s)) / median_s
 
 
 def _medians(updates_s: Mapping[int, Sequence[float]]) -> dict[int, float]:

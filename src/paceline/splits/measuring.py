@@ -81,7 +81,7 @@ class Measurement:
         ConfigError: the model has no operations.
     """
 
-    _walk: "_Walk"
+    _first: "_Walk"
 
     def __init__(self, traced: TracedModel, inputs: Sequence[Tensor]) -> None:
         if not traced.pieces:
@@ -98,17 +98,24 @@ class Measurement:
             return
         model, inputs = self.traced.module, self._inputs
         with untouched(model), torch.random.fork_rng(devices=[]):
-            self._walk = _Walk(self.traced, self._clock)
-            self._walk.run(*inputs)
+            walk = _Walk(self.traced, self._clock, counts_kept=not self._rounds)
+            walk.run(*inputs)
             whole = self._clock.both(lambda: model(*inputs), model, self._late)
-        self._rounds.append(_Round.of(whole, [cost.times for cost in self._walk.costs]))
+        if not self._rounds:
+            self._first = walk
+        self._rounds.append(_Round.of(whole, [cost.times for cost in walk.costs]))
+
+    @property
+    def rounds_s(self) -> list[float]:
+        """Seconds of the whole model in each round so far."""
+        return [sum(measured.whole) for measured in self._rounds]
 
     def result(self) -> MeasuredModel:
         """Return the medians of all rounds, of which there is at least one."""
         medians = _Round.median_of(self._rounds)
         whole = medians.whole
         return MeasuredModel(
-            graph=_graph(self.traced, self._walk, medians.pieces), batch_size=self.batch_size,
+            graph=_graph(self.traced, self._first, medians.pieces), batch_size=self.batch_size,
             forward_s=whole.forward_s, backward_s=whole.backward_s + whole.first_s + whole.late_s,
             is_counted=self._is_counted,
         )  # fmt: skip
@@ -179,15 +186,20 @@ class _PieceCost:
 class _Walk(fx.Interpreter):
     """Run piece after piece, each on copies of its inputs, and collect their costs.
 
+    Args:
+        counts_kept: whether to count the bytes kept, which takes one more forward pass.
+
     Attributes:
         bytes_of: bytes of each node's value.
         flows_back: nodes whose value gets a gradient.
         is_kept: nodes whose value is kept for a backward pass.
     """
 
-    def __init__(self, traced: TracedModel, clock: TimedClock | CountedClock) -> None:
+    def __init__(
+        self, traced: TracedModel, clock: TimedClock | CountedClock, *, counts_kept: bool
+    ) -> None:
         super().__init__(traced.graph_module)
-        self._traced, self._clock = traced, clock
+        self._traced, self._clock, self._counts_kept = traced, clock, counts_kept
         held = (*traced.graph_module.parameters(), *traced.graph_module.buffers())
         self._held_storages = {_storage(tensor) for tensor in held}
         self.costs: list[_PieceCost] = []
@@ -239,7 +251,7 @@ class _Walk(fx.Interpreter):
                 self.env[node] = results[node] = super(_Walk, self).run_node(node)
             return [results[node] for node in leaving]
 
-        kept_bytes = self._kept_bytes(forward, [*inputs, *leaving])
+        kept_bytes = self._kept_bytes(forward, [*inputs, *leaving]) if self._counts_kept else 0
         late = LateWeights([
             self.fetch_attr(str(node.target)) for node in piece if node.op == "call_module"
         ])  # fmt: skip
