@@ -1,9 +1,9 @@
 """Splits of a model compared with their predictions: steps, memory, and their results.
 
-    python bench/splits.py [--rounds 3] [--only steps | memory | equal | large | torch] [--write]
+    python bench/splits.py [--rounds 4] [--only steps | memory | equal | large | torch] [--write]
 
-    steps    every split of four models on 2 and 3 processes: predicted, then live; in each round,
-             but for shards, which are in the first
+    steps    every split of four models on 2 and 3 processes: predicted, then live; `data` and
+             `network` in each round, all others in the first
     memory   100 million parameters on 2 processes: the peak of a worker, against the table
     large    510 million: what `plan --memory` advises where one copy does not fit, run for a few
              steps; the peak of any of its processes from start to end
@@ -46,18 +46,17 @@ from pipelines import paceline_step_s, torch_step_s
 from table import RESULTS, machine, say, write_table
 
 HERE = Path(__file__).stem
-MODELS: dict[str, tuple[str, int | None]] = {
-    "the MLP": ("mlp", None), "AlexNet, batches of 16": ("alexnet", 16),
-    "ResNet-18, batches of 16": ("resnet18", 16),
-    "a 6-layer transformer": (f"{HERE}:transformer6", None),
+MODELS: dict[str, tuple[str, int | None, int]] = {
+    "the MLP": ("mlp", None, 40), "AlexNet, batches of 16": ("alexnet", 16, 9),
+    "ResNet-18, batches of 16": ("resnet18", 16, 9),
+    "a 6-layer transformer": (f"{HERE}:transformer6", None, 15),
 }  # fmt: skip
-"""Tasks, and the samples of an update where they differ from the task's."""
-UPDATES = 9
-"""Updates of a run; the first three of each worker are not counted."""
-AGAIN = ("none", "data", "network", "layer")
-"""Splits that are measured in each round; shards, which exchange as data does, in the first."""
-_TURNS = 2
-"""Rounds beside torch's pipeline, for each round of the table: they are short, and vary by 7 %."""
+"""Tasks, the samples of an update where they differ from the task's, and the updates of a run, of
+which each worker's first three are not counted: more of short ones, to take seconds, too."""
+FEW_UPDATES = 9
+"""Updates of a run that is made for its memory."""
+AGAIN = ("data", "network")
+"""Splits that are measured in each round; all others in the first."""
 Figures = tuple[float | None, float | None, str]
 """Measured, predicted, and why one of them is missing."""
 Form = Callable[[float], str]
@@ -104,16 +103,15 @@ def million510() -> Task:
 def measure_live(
     task: str,
     workers: int,
-    rounds: int,
     batch_size: int | None = None,
     only: tuple[str, ...] = (),
+    updates: int = FEW_UPDATES,
 ) -> LiveSplits:
     return measure_splits(
         LiveSplitsQuestion(
             task=task,
             workers=workers,
-            rounds=rounds,
-            updates=UPDATES,
+            updates=updates,
             batch_size=batch_size,
             only=only,
         ),
@@ -122,11 +120,13 @@ def measure_live(
 
 
 def step_rows(rounds: int, folder: Path | None) -> Iterator[list[str]]:
-    for name, (task, batch_size) in MODELS.items():
+    for name, (task, batch_size, updates) in MODELS.items():
         for workers in (2, 3):
             # Predicted anew before each round: the machine's speed drifts by a tenth in minutes.
-            results = [measure_live(task, workers, 1, batch_size)]
-            results += [measure_live(task, workers, 1, batch_size, AGAIN) for _ in range(1, rounds)]
+            results = [
+                measure_live(task, workers, batch_size, AGAIN if number else (), updates)
+                for number in range(rounds)
+            ]
             if folder is not None and workers == 2:
                 picture = folder / f"splits-{task.rpartition(':')[2]}.svg"
                 picture.write_text(draw_live_splits(results[0]))
@@ -161,7 +161,7 @@ def middle_of(times_s: Sequence[float]) -> str:
 
 
 def memory_rows() -> Iterator[list[str]]:
-    for result in measure_live(f"{HERE}:million100", 2, 1).rows:
+    for result in measure_live(f"{HERE}:million100", 2).rows:
         figures = result.memory_bytes, result.predicted_memory_bytes, result.why
         yield make_row("memory, 100 million parameters", 2, result.split, figures, format_memory)
 
@@ -247,12 +247,12 @@ def all_rows(options: argparse.Namespace) -> Iterator[list[str]]:
         yield from compare_script()
         yield from compare_task()
     if options.only in (None, "torch"):
-        yield from torch_rows(_TURNS * options.rounds)
+        yield from torch_rows(options.rounds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--only", choices=("steps", "memory", "equal", "large", "torch"))
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
@@ -265,10 +265,10 @@ def main() -> None:
         rows.append(cells)
     if options.write:
         note = (
-            f"Steps: medians over {options.rounds} runs of {UPDATES} updates, shards in one, "
-            "beside torch over "
-            f"{_TURNS * options.rounds}, from a push to its worker's next, and the range of the "
-            "runs; each run's prediction is measured before it; memory: what a process held in its "
+            f"Steps: from a push to its worker's next, medians over {options.rounds} runs of data, "
+            "network and beside torch, and their range, all others in one; "
+            f"{', '.join(f'{updates} updates of {name}' for name, (*_, updates) in MODELS.items())}"
+            "; each run's prediction is measured before it; memory: what a process held in its "
             f"steps beyond what it held before its model. {machine_note}"
         )
         write_table("splits", "Splits, beside what was predicted of them", HEADER, rows, note)
