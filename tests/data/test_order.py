@@ -202,6 +202,44 @@ def firsts(order: EpochOrder, *, says: Any = None) -> list[int]:
     return results
 
 
+class Growing:
+    """A batch sampler that gives one batch more each time it is drawn."""
+
+    def __init__(self) -> None:
+        self.num_drawn = 0
+        self.data = torch.utils.data.TensorDataset(torch.zeros(8))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.num_drawn += 1
+        return iter([[2 * batch, 2 * batch + 1] for batch in range(self.num_drawn)])
+
+
+class Uncopyable(Growing):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError("not this one")
+
+
+def test_counting_does_not_draw_the_users_sampler() -> None:
+    sampler = Growing()
+    order = order_of(batch_sampler=sampler)
+    assert order.count() == (2, 1)
+    assert [order.draw(epoch) for epoch in range(3)] == [[2], [2, 4], [2, 4, 6]]
+
+
+def test_a_sampler_that_cannot_be_copied_is_counted_by_a_draw() -> None:
+    sampler = Uncopyable()
+    order = order_of(batch_sampler=sampler)
+    assert order.count() == (2, 1)
+    assert sampler.num_drawn == 1
+
+
+def test_data_are_not_copied_with_a_sampler() -> None:
+    sampler = Growing()
+    copied: Any = order_of(batch_sampler=sampler)._copied()
+    assert copied is not sampler
+    assert copied.data is sampler.data
+
+
 @pytest.mark.parametrize("has_batches", [False, True])
 def test_a_sampler_with_set_epoch_is_told_the_epoch(has_batches: bool) -> None:
     sampler = Rotated()

@@ -1,6 +1,7 @@
 """An update of K batches for a loop that steps on each: as accumulated by hand, bit for bit."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from paceline.events import Lease
 from paceline.exchange.solo import SoloExchange
 from paceline.script.accumulation import Accumulation, samples_in
 from paceline.script.worker import Pace
+from runs import run_script
 
 
 def alone(accumulate: int = 1) -> Pace:
@@ -352,6 +354,44 @@ def weighed_late(number: int, pace: Pace, model: nn.Module, optimizer: Any) -> N
 def test_an_unsupported_loop_is_refused(body: Callable[..., None], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         loop(body)
+
+
+BY_HAND = """
+import sys, paceline, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.ones(int(sys.argv[1]), 1)), batch_size=4)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for _ in pace.epochs(2):
+    for number, (inputs,) in enumerate(loader, 1):
+        with pace.step():
+            (model(inputs).mean() / 2).backward()
+            if number % 2 == 0 or sys.argv[2] == "steps" and number == len(loader):
+                optimizer.step()
+                optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("num", "rest"), [("15", "steps"), ("14", "steps"), ("17", "stays")])
+def test_accumulated_gradients_of_an_epochs_rest(tmp_path: Path, num: str, rest: str) -> None:
+    """Where no worker steps on them they stay, as with one worker."""
+    script = tmp_path / "train.py"
+    script.write_text(BY_HAND)
+    run = run_script(script, tmp_path, num, rest, workers=2, engine="inline")
+    assert run.summary.updates > 2
+
+
+@pytest.mark.parametrize("num", ["17", "9"])
+def test_a_step_on_a_last_batch_that_not_all_have_is_refused(tmp_path: Path, num: str) -> None:
+    """One sample: the other worker has none, and its accumulated gradients would wait."""
+    script = tmp_path / "train.py"
+    script.write_text(BY_HAND.replace("number % 2", "number % 3"))
+    with pytest.raises(ConfigError, match="which had too few samples for all 2 workers"):
+        run_script(script, tmp_path, num, "steps", workers=2, engine="inline")
 
 
 def test_a_scheduler_stepped_on_every_batch_is_refused() -> None:

@@ -10,7 +10,13 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import (
+    ExponentialLR,
+    LinearLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
 from torch.utils.data import DataLoader
 
 from paceline.errors import ConfigError
@@ -97,6 +103,23 @@ def test_unprepared_schedulers_are_found_oldest_first(shows: bool) -> None:
     assert StraySchedulers(optimizer, [known]).found() == [first, second, third]
     assert StraySchedulers(other).found() == [apart]
     assert StraySchedulers(other, [apart]).found() == []
+
+
+def test_strays_beside_a_prepared_scheduler_are_found_by_their_count() -> None:
+    """What a prepared one holds steps with it."""
+    optimizer = SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    prepared = SequentialLR(optimizer, [LinearLR(optimizer), ExponentialLR(optimizer, 0.9)], [2])
+    stray = ExponentialLR(optimizer, 0.5)
+    strays = StraySchedulers(optimizer, [prepared])
+    assert strays.found() == [stray]
+    for _ in range(2):  # between epochs it may step
+        strays.open()
+        optimizer.step()
+        prepared.step()
+        strays.check()
+        stray.step()
+    with pytest.raises(ConfigError, match="ExponentialLR was stepped inside the loop, but it was"):
+        strays.check()
 
 
 def test_list_of_items_is_refused_with_the_loader_to_make() -> None:

@@ -367,6 +367,16 @@ def test_a_custom_optimizers_hidden_state_is_detected(
     assert not optimizer.state
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_over_all_is_detected_however_little_a_weight_moves(dtype: torch.dtype) -> None:
+    """As of RMSNorm's ones in a model without biases, which are its smallest parameters."""
+    model = nn.Sequential(*(nn.RMSNorm(768, dtype=dtype) for _ in range(2)))
+    optimizer = Own(model.parameters(), _by_the_norm)
+    optimizer.param_groups[0]["lr"] = 3e-4
+    assert reads_others(optimizer)
+    assert not reads_others(Own(model.parameters(), _nothing))
+
+
 def test_zero_grad_clears_as_torch_does_and_is_profiled() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1)

@@ -134,6 +134,36 @@ def test_without_lockstep_another_rhythm_is_refused_by_name(tmp_path: Path, case
         _run(case, tmp_path, engine="inline", protocol="k-sync:1")
 
 
+ONE_OF_TWO_PREPARED = """
+import paceline, torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+model = nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+cosine, warmup = CosineAnnealingLR(optimizer, 4), LinearLR(optimizer, 0.1, total_iters=9)
+loader = DataLoader(TensorDataset(torch.rand(32, 2)), batch_size=8)
+model, optimizer, loader, cosine = pace.prepare(model, optimizer, loader, cosine)
+for _ in pace.epochs(2):
+    for (inputs,) in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            model(inputs).pow(2).mean().backward()
+            optimizer.step()
+            warmup.step()
+    cosine.step()
+"""
+
+
+def test_without_lockstep_one_left_out_of_two_is_refused_by_name(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ONE_OF_TWO_PREPARED)
+    with pytest.raises(ConfigError, match="LinearLR was stepped inside the loop, but it was not"):
+        run_script(script, tmp_path, workers=2, engine="inline", protocol="k-sync:1")
+
+
 @pytest.mark.parametrize("where", [PEERS, STORE, INLINE], ids=str)
 @pytest.mark.parametrize("case", ["each", "every fourth, first", "restarts, a fraction"])
 def test_local_steps_are_followed_one_by_one(

@@ -18,7 +18,7 @@ from itertools import islice, pairwise
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 
 from ..errors import ConfigError
 from ..replica.seeding import kept_random_state, mix, seed_all
@@ -101,6 +101,7 @@ class EpochOrder:
     def count(self) -> tuple[int, int]:
         """Positions and batches an epoch; those of the first epoch, if the user's differ.
 
+        What has no length is drawn, from a copy, since a sampler may count how often it was drawn.
         From here on, calls of ``set_epoch`` are taken for the script's own.
 
         Raises:
@@ -109,7 +110,9 @@ class EpochOrder:
         self._note_set_epoch()
         num_positions = length_of(self._loader.sampler)
         if self.has_own_batches or num_positions is None:
-            ends = self.draw(0)
+            with self._drawing(0):
+                self._list(self._copied())
+            ends = self._ends
             self._num_positions = None if self.has_own_batches else len(self.indices)
             return len(self.indices), len(ends) if ends is not None else self._num_batches()
         if not is_drawn_later(self._loader.sampler):
@@ -138,7 +141,7 @@ class EpochOrder:
         self.epoch = epoch
         kept = [sampler for sampler in self._samplers if self.is_kept(sampler)]
         self._before = {id(sampler): copy.deepcopy(sampler.state_dict()) for sampler in kept}
-        with self._seeded(mix(self._seed, epoch, _ORDER_SALT)), self._told(epoch):
+        with self._drawing(epoch):
             self._list()
         expected, num_drawn = self._num_positions, len(self.indices)
         if expected is not None and num_drawn != expected:
@@ -147,6 +150,28 @@ class EpochOrder:
                 f"epoch {epoch + 1}, and {expected} before: all epochs must have the same number"
             )
         return self._ends
+
+    @contextmanager
+    def _drawing(self, epoch: int) -> Iterator[None]:
+        with self._seeded(mix(self._seed, epoch, _ORDER_SALT)), self._told(epoch):
+            yield
+
+    def _copied(self) -> Iterable[Any]:
+        """A copy of the user's sampler, or itself if it cannot be copied; data and models, which
+        may be large, are shared.
+        """
+        held = [getattr(owner, "__dict__", {}) for owner in (self._loader, *self._samplers)]
+        shared = {
+            id(value): value
+            for names in held
+            for value in names.values()
+            if isinstance(value, Dataset | torch.nn.Module)
+        }
+        try:
+            copied: Iterable[Any] = copy.deepcopy(self._sampler, shared)
+        except Exception:  # an object of the user's may refuse it in any way
+            return self._sampler
+        return copied
 
     def before(self, thing: Any) -> list[Any] | None:
         """The epoch drawn last, and a kept sampler's state before it; None: not a kept sampler.
@@ -199,15 +224,20 @@ class EpochOrder:
                 for generator, state in states:
                     generator.set_state(state)
 
-    def _list(self) -> None:
-        """List what the sampler gives now."""
-        loader, self._digest, self._ends = self._loader, None, None
-        if self.has_own_batches:
-            assert loader.batch_sampler is not None
-            self._ends = []
-            self.indices = list_positions(loader.batch_sampler, loader.dataset, self._ends)
-        else:
-            self.indices = list_positions(loader.sampler, loader.dataset)
+    @property
+    def _sampler(self) -> Iterable[Any]:
+        """What draws the order: the user's batch sampler, or the sampler."""
+        loader = self._loader
+        if not self.has_own_batches:
+            return loader.sampler
+        assert loader.batch_sampler is not None
+        return loader.batch_sampler
+
+    def _list(self, sampler: Iterable[Any] | None = None) -> None:
+        """List what the sampler, or this copy of it, gives now."""
+        self._digest, self._ends = None, [] if self.has_own_batches else None
+        source = self._sampler if sampler is None else sampler
+        self.indices = list_positions(source, self._loader.dataset, self._ends)
 
     def fingerprint(self) -> str:
         """A digest of the order that was drawn last and of the ends of its batches."""

@@ -196,8 +196,7 @@ class Scaling:
             if name in optimizer.__dict__:
                 setattr(optimizer, name, None)
         if inv_scale != 1.0:
-            is_only = len(self._optimizers) == 1
-            for parameter in self._model.parameters() if is_only else parameters_of(optimizer):
+            for parameter in parameters_of(optimizer):
                 if parameter.grad is not None:
                     parameter.grad.mul_(inv_scale)
 

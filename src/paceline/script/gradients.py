@@ -210,8 +210,7 @@ class LocalGradients:
         Args:
             part: which of several optimizers.
         """
-        is_only = len(self._optimizers) == 1
-        own = self._parameters if is_only else parameters_of(self._optimizers[part])
+        own = parameters_of(self._optimizers[part])
         sums = [p.grad.sum() for p in own if p.grad is not None]
         if self.device.type != "cpu":  # each number that is read waits for the device
             sums = [torch.stack([value.abs().float() for value in sums]).sum()] if sums else []

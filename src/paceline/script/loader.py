@@ -285,6 +285,7 @@ class PreparedLoader(OfLoader):
         loop.is_iterating = True
         loop.holding.open()
         version, num_given = exchange.version, 0
+        loop.version_stepped = version
         try:
             if exchange.grant() is None and passes.was_look(epoch):  # before the run was resumed
                 yield from self._look_again()
@@ -295,6 +296,7 @@ class PreparedLoader(OfLoader):
                     yield batch
             schedules.check()
             self._look_for_steps(exchange, version, num_given)
+            self._refuse_left_out(exchange)
             exchange.out_of_loop()
         except GeneratorExit:
             self._left(epoch)
@@ -349,6 +351,18 @@ class PreparedLoader(OfLoader):
                 f"worker {exchange.seat} went through its part of a pass over the prepared loader "
                 "without a step, while others trained in it: no update used these samples; to look "
                 "at all samples: for batch in loader.plain"
+            )
+
+    def _refuse_left_out(self, exchange: StoreExchange) -> None:
+        """Raise ConfigError if others stepped on the last batch, and this worker had none of it."""
+        is_together = self._schedules.place.is_lockstep and not self._schedules.place.is_local
+        has_rest = is_together and self._loop.holding.has_accumulated
+        if has_rest and exchange.version != self._loop.version_stepped:
+            raise ConfigError(
+                "the script accumulated gradients over several mini-batches, and stepped on the "
+                f"last one of an epoch, which had too few samples for all {exchange.num_workers} "
+                f"workers: what worker {exchange.seat} had accumulated would be in no update of "
+                "this epoch; use DataLoader(..., drop_last=True) or --accumulate N"
             )
 
     def _left(self, epoch: int) -> None:

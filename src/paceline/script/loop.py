@@ -70,6 +70,7 @@ class TrainingLoop:
         beside: further loaders, each with a batch for each mini-batch.
         modes: of the model's layers, where a step may be left between two; None: none is.
         is_released: whether its trial is over: its loaders are the user's own again.
+        version_stepped: after this worker's last push that left nothing accumulated.
         batch, given_back: with one worker, the last batch, and those that it has skipped.
     """
 
@@ -94,6 +95,7 @@ class TrainingLoop:
         self.iteration: weakref.ref[Generator[Any, None, None]] | None = None
         self.num_nested = 0
         self.local_loss = math.nan
+        self.version_stepped = 0
         self.push_steps: Callable[[], None] = _nothing
         self.entered: Callable[[], None] = _nothing
         self.ended: Callable[[int], None] = lambda epoch: None
@@ -358,6 +360,8 @@ class TrainingLoop:
         self._member.has_pushed = True
         self.holding.pushed(work)
         self._follow(self._member.grant())
+        if work.weight or not work.kept:
+            self.version_stepped = self._member.version
         return True
 
     def _follow(self, grant: Grant | None) -> None:

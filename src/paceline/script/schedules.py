@@ -265,7 +265,7 @@ class Schedules:
         self.changed_in_the_loop: Callable[[], None] = lambda: None
         """Called when two pushes of a pass have different settings."""
         self._strays: list[StraySchedulers] = []
-        if accumulates or not (every or is_alone or place.is_lockstep or place.is_local):
+        if accumulates or not (is_alone or place.is_lockstep or place.is_local):
             known = [schedule.scheduler for schedule in every]
             self._strays = [StraySchedulers(optimizer, known) for optimizer in optimizers]
         self._is_replaced = False
@@ -373,14 +373,19 @@ class Schedules:
     def between(self) -> int:
         """Digest of what must be equal in all members when an epoch begins; 0: it may differ.
 
-        With schedulers, the states of those that go by a metric; without, all settings, unless the
-        script sets them by hand inside its loop.
+        With schedulers, the states of those that go by a metric, prepared or not; without, all
+        settings, unless the script sets them by hand inside its loop.
         """
         if self._every:
-            states = [
+            states: list[tuple[Any, ...]] = [
                 tuple(sorted(schedule.state().items()))
                 for schedule in self._every
                 if isinstance(schedule.scheduler, ReduceLROnPlateau)
+            ]
+            states += [
+                (stray.best, stray.num_bad_epochs, stray.last_epoch)
+                for stray in self.strays
+                if isinstance(stray, ReduceLROnPlateau)
             ]
             return 1 + digest_of(tuple(states)) if states else 0
         return 0 if self._is_by_hand else 1 + digest_of(self._settings())

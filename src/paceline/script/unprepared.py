@@ -136,19 +136,22 @@ class StraySchedulers:
 
     Between epochs they may step. Inside the loop each would count the steps of its own worker, and
     an update would have the rate of the worker that executes it. They are searched for when a rate
-    changes inside the loop, but only a few times: a rate may also be changed by hand.
+    changes inside the loop, but only a few times: a rate may also be changed by hand. Where
+    others were prepared, which change it, too, their counts are compared instead, in a few loops.
 
     Args:
-        known: schedulers that were prepared.
+        known: schedulers that were prepared; those that they hold are known, too.
     """
 
     _LOOKS = 4
 
     def __init__(self, optimizer: Optimizer, known: Sequence[AnyScheduler] = ()) -> None:
         self._optimizer = optimizer
-        self._known = {id(scheduler) for scheduler in known}
+        self._known = {id(scheduler) for scheduler in _with_inner(known)}
         self._rates: list[Any] = []
         self._num_looks = 0
+        self._counts: list[tuple[AnyScheduler, Any]] = []
+        """Where others were prepared: each stray, and its count when the loop began."""
 
     def found(self) -> list[AnyScheduler]:
         """The schedulers, in the order in which they were made."""
@@ -178,25 +181,55 @@ class StraySchedulers:
         return strays
 
     def open(self) -> None:
-        """Note the rates when a loop begins."""
+        """Note the rates when a loop begins, or the counts."""
         self._rates = self._current()
+        if self._known and self._num_looks < self._LOOKS:
+            self._num_looks += 1
+            self._counts = [(stray, _count_of(stray)) for stray in self.found()]
 
     def check(self) -> None:
         """Raise ConfigError where one has stepped since then."""
+        if self._known:
+            for stray, count in self._counts:
+                if _count_of(stray) != count:
+                    raise self._refusal(stray)
+            return
         if self._num_looks >= self._LOOKS or self._rates == (rates := self._current()):
             return
         self._rates = rates
         self._num_looks += 1
         for stray in self.found():
             if getattr(stray, "_last_lr", None) == rates:
-                raise ConfigError(
-                    f"{type(stray).__name__} was stepped inside the loop, but it was not prepared: "
-                    "each worker would count its own steps, not the updates of the run; "
-                    "prepare it: pace.prepare(model, optimizer, loader, scheduler)"
-                )
+                raise self._refusal(stray)
+
+    def _refusal(self, stray: AnyScheduler) -> ConfigError:
+        return ConfigError(
+            f"{type(stray).__name__} was stepped inside the loop, but it was not prepared: "
+            "each worker would count its own steps, not the updates of the run; "
+            "prepare it: pace.prepare(model, optimizer, loader, scheduler)"
+        )
 
     def _current(self) -> list[Any]:
         return [group.get("lr") for group in self._optimizer.param_groups]
+
+
+def _count_of(scheduler: AnyScheduler) -> Any:
+    return getattr(scheduler, "last_epoch", None)
+
+
+def _with_inner(schedulers: Iterable[AnyScheduler]) -> list[AnyScheduler]:
+    """These and the schedulers that they hold, which step with them: as SequentialLR's."""
+    every, left = dict[int, AnyScheduler](), list(schedulers)
+    while left:
+        scheduler = left.pop()
+        if id(scheduler) in every:
+            continue
+        every[id(scheduler)] = scheduler
+        for value in vars(scheduler).values():
+            inner = value.values() if isinstance(value, dict) else value
+            held = inner if isinstance(value, dict | list | tuple) else [value]
+            left += [each for each in held if isinstance(each, AnyScheduler)]
+    return list(every.values())
 
 
 def _schedulers_of(optimizer: Optimizer) -> list[AnyScheduler]:

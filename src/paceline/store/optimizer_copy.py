@@ -38,6 +38,8 @@ EXISTS = "exists"
 """A state entry of one byte: whether the optimizer has made this parameter's state."""
 
 _TWIN = "is_paceline_twin"
+_SAME = 1e-4
+"""The share of a movement that sums in another order may change."""
 _KERNELS = ("capturable", "fused", "foreach")
 """Settings that a twin chooses itself: how it computes, not what."""
 
@@ -243,33 +245,51 @@ def _made_later(optimizer: Optimizer, twin: Optimizer) -> str:
 
 
 def _first_is_moved_by_others(optimizer: Optimizer) -> bool:
-    together, first = _stepped(optimizer, is_alone=False)
-    if together is None:
+    """Whether its movement differs; a weight of 1 hides that of a small learning rate."""
+    for dtype in (torch.float64, None):
+        together, moved = _stepped(optimizer, is_alone=False, dtype=dtype)
+        if together is not None:
+            break
+    else:
         return False
-    alone, first_alone = _stepped(optimizer, is_alone=True)
-    return alone is None or not torch.allclose(first, first_alone, rtol=1e-4, equal_nan=True)
+    alone, moved_alone = _stepped(optimizer, is_alone=True, dtype=dtype)
+    least = _SAME * float(moved_alone.abs().max()) if moved_alone.numel() else 0.0
+    return alone is None or not torch.allclose(
+        moved, moved_alone, rtol=_SAME, atol=least, equal_nan=True
+    )
 
 
 def _stepped(
-    optimizer: Optimizer, *, is_alone: bool, num_steps: int = 3
+    optimizer: Optimizer,
+    *,
+    is_alone: bool,
+    num_steps: int = 3,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Optimizer | None, Tensor]:
     """Step a twin on copies of each group's smallest parameters.
 
     Args:
         is_alone: only the first of them; all other groups are empty.
+        dtype: of the copies, if they are real; None: their own.
 
     Returns:
-        The twin, or None if the step fails; and the new value of the first parameter.
+        The twin, or None if the step fails; and how far the first parameter was moved.
     """
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         smallest = sorted(group["params"], key=Tensor.numel)[:2]
-        copies = [parameter.detach().to("cpu", copy=True) for parameter in smallest]
+        copies = [
+            parameter.detach().to(
+                "cpu", dtype if parameter.is_floating_point() else None, copy=True
+            )
+            for parameter in smallest
+        ]
         if is_alone:
             copies = [] if any(other["params"] for other in groups) else copies[:1]
         rest = {key: _copied(value) for key, value in group.items() if key != "params"}
         groups.append({**rest, "params": [nn.Parameter(value) for value in copies]})
     parameters = [parameter for group in groups for parameter in group["params"]]
+    start = parameters[0].detach().clone()
     twin = make_twin(optimizer, groups)
     for name, value in twin.__dict__.items():
         if name not in ("state", "param_groups"):
@@ -285,7 +305,7 @@ def _stepped(
                 type(twin).step(twin)
             except Exception:  # code of the user's; prepare's next trial reports the error
                 return None, torch.empty(0)
-    return twin, parameters[0].detach()
+    return twin, parameters[0].detach() - start
 
 
 def _copied(value: Any) -> Any:
