@@ -1,6 +1,7 @@
 """A run that was cut off resumes as if it had not been: bit for bit, each sample once."""
 
 import dataclasses
+import json
 import random
 import sys
 from collections import Counter
@@ -22,6 +23,7 @@ from paceline.events import Apply
 from paceline.launch import launcher
 from paceline.program import Program, ScriptProgram, TaskProgram
 from paceline.report.live import QuietObserver
+from paceline.script.member_state import _seats_of
 from paceline.trace.records import Evaluated, Handed, Ordered, Resumed
 from paceline.workloads.base import Task
 from reference import differ
@@ -305,6 +307,23 @@ def test_resume_auto_starts_a_new_run_or_resumes_one(tmp_path: Path) -> None:
 def test_a_missing_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no run 'nowhere' to resume"):
         go(ADAM, tmp_path, resume="nowhere")
+
+
+def test_a_new_run_does_not_go_on_with_checkpoints_that_lie_in_its_folder(cut: Run) -> None:
+    (cut.folder / "trace.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"already holds a run's checkpoints; .* --resume"):
+        go(ADAM, cut.folder.parent, workers=2, engine="inline")
+    run = go(ADAM, cut.folder.parent, resume=str(cut.folder), updates=8)
+    assert run.summary.updates == 8
+
+
+def test_only_parts_of_workers_that_the_manifest_names_are_read(tmp_path: Path) -> None:
+    names = ["worker-0.json", "worker-1.json", "worker-0 (1).json", "worker-3.json"]
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    files = {name: [] for name in ("model.safetensors", *names[:2])}
+    (tmp_path / "manifest.json").write_text(json.dumps({"files": files}))
+    assert _seats_of(tmp_path) == [0, 1]
 
 
 def test_checkpoint_every_never_writes_nothing(tmp_path: Path) -> None:

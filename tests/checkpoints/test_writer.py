@@ -222,13 +222,32 @@ def test_a_writer_without_a_reader_ends_silently(tmp_path: Path) -> None:
     unread, output = os.pipe()
     os.close(unread)
     ended = subprocess.run(
-        [sys.executable, "-m", "paceline.checkpoints.writer", str(memory.fd)],
+        [sys.executable, "-m", "paceline.checkpoints.writer", str(memory.fd), str(output)],
         input=json.dumps(request(tmp_path, {})).encode() + b"\n",
-        stdout=output, stderr=subprocess.PIPE, pass_fds=[memory.fd], timeout=60, check=False,
+        stderr=subprocess.PIPE, pass_fds=[memory.fd, output], timeout=60, check=False,
     )  # fmt: skip
     os.close(output)
     assert ended.stderr == b""
     assert not CheckpointFolder(tmp_path).is_empty
+
+
+def test_folder_of_the_run_and_foreign_output_do_not_disturb_a_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module there that is named as one of Python's own, and a library that prints."""
+    (tmp_path / "secrets.py").write_text("raise OSError('not this one')")
+    site, checkpoints = tmp_path / "site", tmp_path / "checkpoints"
+    site.mkdir()
+    checkpoints.mkdir()
+    (site / "sitecustomize.py").write_text("print('hello')")
+    monkeypatch.chdir(tmp_path)
+    search_path = filter(None, [str(site), os.environ.get("PYTHONPATH")])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(search_path))
+    with closing(WriteQueue(SharedMemory.create(64))) as here:
+        here.hand_in(request(checkpoints, {"run.json": {"version": 1}}), is_last=False)
+        here.finish()
+        assert here._process is not None, "the request was not written by the writer"
+        assert ["sealed" in answer for answer in here.answers()] == [True]
 
 
 @pytest.mark.timeout(20)

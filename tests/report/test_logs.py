@@ -29,6 +29,29 @@ def test_the_csv_has_one_value_a_line(tmp_path: Path) -> None:
     )
 
 
+def test_the_csv_of_a_resumed_run_keeps_rows_up_to_its_version(tmp_path: Path) -> None:
+    rows = [
+        "version,t_s,name,value",
+        "235,7.400,acc,0.1",
+        "\u00b2,7.400,acc,0.1",
+        "470,9.000,acc,0.2",
+    ]
+    path = tmp_path / "metrics.csv"
+    path.write_text("\n".join(rows) + "\n")
+    open_log("csv", OpenFolder.open(tmp_path), version=235).close()
+    assert path.read_text() == "\n".join(rows[:2]) + "\n"
+    path.write_text("\n".join([rows[0], "9" * 5000 + ",1,acc,1"]))
+    with pytest.raises(ConfigError, match=r"metrics\.csv is damaged: .*; move it away"):
+        open_log("csv", OpenFolder.open(tmp_path), version=235)
+
+
+def test_a_damaged_identity_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", Wandb())  # type: ignore[arg-type]
+    (tmp_path / "wandb-run.txt").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"wandb-run\.txt is damaged: .*; move it away"):
+        open_log("wandb", OpenFolder.open(tmp_path), version=235)
+
+
 def test_tensorboard_gets_an_event_file(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     log = open_log("tensorboard", OpenFolder.open(tmp_path))

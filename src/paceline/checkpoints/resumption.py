@@ -35,11 +35,13 @@ RUN, COORDINATOR = "run.json", "coordinator.json"
 _NOT_ADOPTED = frozenset(
     (
         "resume", "run_dir", "name", "dry_run", "json", "checkpoint_every", "keep", "log",
-        "updates", "seconds", "target_accuracy", "fault", "parameters", "split",
+        "updates", "seconds", "target_accuracy", "fault", "parameters",
     )
 )  # fmt: skip
 """Settings for display, location, end and injected faults: they are not taken from the checkpoint,
 and differences are not reported."""
+_GIVEN_ANEW = frozenset(("split",))
+"""Settings that are not taken from the checkpoint, either, but whose differences are reported."""
 _MUST_MATCH = ("seed", "batch_size", "mini_batch_size", "init", "scale_lr", "warmup")
 """Settings that must not change, since they would make it another run."""
 _BY_LAUNCHER = ("respawn", "stall_after", "on_worker_error", "preload", "path")
@@ -168,7 +170,9 @@ def adopt(resolved: Resolved) -> RunSettings:
     changes = {
         name: check(name, saved[name], str(resumption.checkpoint.path / RUN))
         for name in NAMES
-        if name in saved and name not in _NOT_ADOPTED and resolved.origins[name] == "default"
+        if name in saved
+        and name not in _NOT_ADOPTED | _GIVEN_ANEW
+        and resolved.origins[name] == "default"
     }
     if changes.get("engine") == "torchrun":  # its launcher chooses it, not a setting
         del changes["engine"]

@@ -4,9 +4,9 @@
 
 Before a request, a member has copied the version into the memory's pinned area, in the order of all
 updates. The writer (``python -m paceline.checkpoints.writer``) is started with the first request,
-reads one request a line on standard input, writes one answer a line on standard output, and ends
-with its parent. It writes tensors in their own shapes, also those with permuted strides
-(channels_last).
+reads one request a line on standard input, writes one answer a line to a pipe of its own, since any
+library may print, and ends with its parent. It writes tensors in their own shapes, also those with
+permuted strides (channels_last).
 
 At a stop and at the end a write delays nobody, so it is done in this process, after the writer's
 pending requests. A writer that was stopped or has died is killed; its pending requests are written
@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ..system.files import OpenFolder, open_to_read
+from ..system.interpreter import safe_path_flag
 from ..system.signals import die_with_parent, held_back, leave_to_the_launcher
 from ..system.streams import wait_for
 from ..system.vitals import ProcessState, read_vitals
@@ -60,6 +61,8 @@ class WriteQueue:
     def __init__(self, memory: Any) -> None:
         self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
+        self._replies = -1
+        """The end of the writer's pipe from which its answers are read."""
         self._partial_line = b""
         self._unsent = b""
         """Bytes of requests: a pipe takes 64 KiB, and a stopped writer does not read it."""
@@ -123,17 +126,26 @@ class WriteQueue:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         with held_back():
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "paceline.checkpoints.writer", str(self._memory.fd)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                pass_fds=[self._memory.fd],
-                start_new_session=True,  # Ctrl-C is for the launcher
-                preexec_fn=die_with_parent,
-            )
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            os.set_blocking(pipe.fileno(), False)
+            self._replies, answering = os.pipe()
+            descriptors = [self._memory.fd, answering]
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, *safe_path_flag(), "-m", "paceline.checkpoints.writer",
+                     *map(str, descriptors)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=descriptors,
+                    start_new_session=True,  # Ctrl-C is for the launcher
+                    preexec_fn=die_with_parent,
+                )  # fmt: skip
+            except OSError:
+                os.close(self._replies)
+                raise
+            finally:
+                os.close(answering)
+        assert self._process.stdin is not None
+        for pipe in (self._process.stdin.fileno(), self._replies):
+            os.set_blocking(pipe, False)
         self._partial_line = self._unsent = b""
         self._stopped_s = math.inf
         return self._process
@@ -158,8 +170,7 @@ class WriteQueue:
         process = self._process
         assert process is not None
         assert process.stdin is not None
-        assert process.stdout is not None
-        descriptor = process.stdout.fileno()
+        descriptor = self._replies
         with self._exchanging():
             self._send(process)
         waiting = [process.stdin.fileno()] if self._unsent else []
@@ -206,10 +217,10 @@ class WriteQueue:
         """Kill the writer, which has nothing to do, and may be stopped."""
         if (process := self._process) is not None:
             process.kill()
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                with contextlib.suppress(OSError):
-                    pipe.close()
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+            os.close(self._replies)
             process.wait()
         self._process, self._is_in_doubt = None, False
 
@@ -316,16 +327,19 @@ def _dense(memory: Any, offset: int, item_bytes: int, shape: list[int], strides:
 
 
 def main() -> None:
-    """Run ``python -m paceline.checkpoints.writer FD`` until its input ends."""
+    """Run ``python -m paceline.checkpoints.writer MEMORY ANSWERS`` until its input ends.
+
+    Both are descriptors: of the store's memory, and to write answers to.
+    """
     leave_to_the_launcher()
-    descriptor = int(sys.argv[1])
+    descriptor, answers = map(int, sys.argv[1:])
     memory: mmap.mmap | None = None
     for line in sys.stdin:
         if memory is None:
             memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
         answer = json.dumps(write(json.loads(line), memory)).encode() + b"\n"
         try:
-            os.write(1, answer)
+            os.write(answers, answer)
         except BrokenPipeError:  # the launcher is gone
             return
 

@@ -64,6 +64,11 @@ def claim(settings: RunSettings, program_name: str, say: Callable[[str], None]) 
         try:
             for note in filter(None, (folder.hold(), folder.unlinked)):
                 say(note)
+            if settings.resume is None and has_checkpoint(folder.path):
+                raise ConfigError(
+                    f"{folder.path} already holds a run's checkpoints; name another folder, or go "
+                    f"on with --resume {folder.path}"
+                )
             folder.goes_on = path is not None or has_checkpoint(folder.path)
             if settings.resume is not None:
                 refuse_trials(folder.path)

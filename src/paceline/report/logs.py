@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import closing, suppress
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -46,11 +46,12 @@ class CsvLog(MetricsLog):
     """
 
     def __init__(self, place: OpenFolder, version: int | None = None) -> None:
-        kept = _rows_up_to(place, version)
-        self._file = os.fdopen(place.fresh(_CSV), "w", encoding="utf-8", newline="")
+        kept = [["version", "t_s", "name", "value"], *_rows_up_to(place, version)]
+        text = StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows(kept)
+        place.replace(_CSV, text.getvalue().encode())
+        self._file = os.fdopen(place.append(_CSV), "a", encoding="utf-8", newline="")
         self._rows = csv.writer(self._file, lineterminator="\n")
-        self._rows.writerow(("version", "t_s", "name", "value"))
-        self._rows.writerows(kept)
 
     def write(self, version: int, t_s: float, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -68,9 +69,9 @@ def _rows_up_to(place: OpenFolder, version: int | None) -> list[list[str]]:
     with TextIOWrapper(place.read(_CSV), encoding="utf-8", newline="") as file:
         try:
             rows = list(csv.reader(file))[1:]
+            return [row for row in rows if row and row[0].isdecimal() and int(row[0]) <= version]
         except (ValueError, csv.Error) as error:
             raise ConfigError(f"{place.path / _CSV} is damaged: {error}; move it away") from None
-    return [row for row in rows if row and row[0].isdigit() and int(row[0]) <= version]
 
 
 class TensorBoardLog(MetricsLog):
@@ -123,7 +124,12 @@ class ClientLog(MetricsLog):
         file = f"{self.name}-run.txt"
         earlier = None
         if version is not None and place.has(file):
-            earlier = read_text(place.read(file), _MOST_OF_IDENTITY).strip()
+            try:
+                earlier = read_text(place.read(file), _MOST_OF_IDENTITY).strip()
+            except ValueError as error:
+                raise ConfigError(
+                    f"{place.path / file} is damaged: {error}; move it away"
+                ) from None
         try:
             identity = self.begin(client, place.path, earlier or None)
         except Exception as error:  # a client may raise anything

@@ -18,6 +18,7 @@ restoring are read side by side.
 import contextlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..checkpoints.folder import FOLDER, Checkpoint, CheckpointFolder
+from ..checkpoints.folder import FOLDER, MANIFEST, Checkpoint, CheckpointFolder
 from ..checkpoints.state import can_be_packed, load_tensors, pack, tensor_chunks, unpack
 from ..checkpoints.writer import LAYOUT, MODEL, OPTIMIZER
 from ..errors import ConfigError
@@ -42,7 +43,8 @@ _REFUSALS = (
     ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
 )  # fmt: skip
 """Errors of ``load_state_dict`` and similar methods for a state that does not fit."""
-
+_PART = re.compile(r"worker-(\d{1,9})\.json")
+"""The name of a worker's part of a checkpoint, with its seat."""
 
 _Packed: TypeAlias = tuple[dict[str, Any], dict[str, Tensor]]
 """The state by name, and the tensors in it."""
@@ -186,7 +188,8 @@ class MemberState:
         own, tensors = self._pack() if held is None or held[0] != behind else held[1]
         with self._aside(number) as aside:
             aside.write(f"worker-{self._seat}.safetensors", save(tensors))
-            aside.write(f"worker-{self._seat}.json", json.dumps(own, allow_nan=False).encode())
+            # Complete or not there: a worker that dies here leaves no part that is sealed.
+            aside.replace(f"worker-{self._seat}.json", json.dumps(own, allow_nan=False).encode())
 
     def _pack(self) -> _Packed:
         tensors: dict[str, Tensor] = {}
@@ -249,8 +252,9 @@ def _read_from(
 
 
 def _seats_of(found: Path) -> list[int]:
-    """The seats whose parts a checkpoint has."""
-    return sorted(int(path.stem.partition("-")[2]) for path in found.glob("worker-*.json"))
+    """The seats whose parts a checkpoint has, by its manifest: no other file was verified."""
+    files = Checkpoint(found, 0, ()).json(MANIFEST).get("files", {})
+    return sorted(int(match[1]) for name in files if (match := _PART.fullmatch(name)))
 
 
 def _read_part(found: Path, seat: int) -> dict[str, Any]:

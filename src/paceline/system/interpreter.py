@@ -14,14 +14,28 @@ import atexit
 import gc
 import io
 import multiprocessing.process
+import os
 import sys
 import threading
 import traceback
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 _TEXT, _BYTES = io.TextIOWrapper, (io.BufferedWriter, io.BufferedRandom)
+
+
+def safe_path_flag() -> list[str]:
+    """Return the flag that keeps the current folder off the module path, where ``-m`` puts it.
+
+    Otherwise ``queue.py`` or ``datasets`` in the folder of the run would be imported in place of
+    Python's own or an installed package's.
+    """
+    with suppress(OSError):  # the current folder may be gone
+        if os.path.samefile(Path(__file__).parents[2], os.curdir):  # Paceline is imported from it
+            return []
+    return ["-P"]
 
 
 @contextmanager

@@ -27,10 +27,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from ...errors import AllGone, ConfigError, LinkError, WorkerError
+from ...system.interpreter import safe_path_flag
 from ...system.limits import Toll, describe_limits
 from ...system.signals import die_with_parent, held_back
 from ...system.streams import wait_for
@@ -60,7 +60,7 @@ class ForkServerClient:
         self._scratch = os.path.join(tempfile.gettempdir(), f"pace-{secrets.token_hex(4)}")
         self._toll = Toll(time.monotonic())
         module = "paceline.engines.local.forkserver"
-        command = [*_safe_path_flag(), "-m", module, str(server_end.fileno()), self._scratch]
+        command = [*safe_path_flag(), "-m", module, str(server_end.fileno()), self._scratch]
         with held_back():
             self._process = subprocess.Popen(
                 [sys.executable, *command],
@@ -238,18 +238,6 @@ def _unable(reason: object) -> LinkError:
     limits = describe_limits()
     allowed = f" (memory allowed: {limits})" if limits else ""
     return LinkError(f"workers cannot be started: {reason}{allowed}")
-
-
-def _safe_path_flag() -> list[str]:
-    """Return the flag that keeps the current folder off the module path, where ``-m`` puts it.
-
-    Otherwise ``queue.py`` or ``datasets`` in the folder of the run would be imported in place of
-    Python's own or an installed package's.
-    """
-    with contextlib.suppress(OSError):  # the current folder may be gone
-        if os.path.samefile(Path(__file__).parents[3], os.curdir):  # Paceline is imported from it
-            return []
-    return ["-P"]
 
 
 _is_warm = False
