@@ -12,7 +12,7 @@ from paceline.context import Context
 from paceline.errors import ConfigError
 from paceline.exchange.solo import SoloExchange
 from paceline.script.participant import Participant
-from paceline.script.worker import Pace
+from paceline.script.worker import Pace, current_pace
 
 
 def loader() -> DataLoader[tuple[torch.Tensor, ...]]:
@@ -50,6 +50,32 @@ def test_a_lone_worker_keeps_two_parameters_in_one_memory() -> None:
         optimizer.step()
     assert first.data_ptr() == second.data_ptr()
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("env", "missing"),
+    [
+        ({"WORLD_SIZE": "2"}, "RANK and MASTER_ADDR"),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "MASTER_ADDR"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "MASTER_ADDR"),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, "MASTER_ADDR"),
+    ],
+)
+def test_one_of_several_without_an_address_is_refused(
+    env: dict[str, str], missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"=2 but did not set {missing}, the address where all"):
+        current_pace()
+
+
+def test_a_batch_script_of_slurm_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs once, however many tasks its steps will have."""
+    monkeypatch.setattr("paceline.script.worker._here.pace", None)
+    for name, value in {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert current_pace().is_main
 
 
 class Unsaid(Sampler[int]):

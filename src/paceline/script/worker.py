@@ -73,6 +73,12 @@ class _Here(threading.local):
 _here = _Here()
 _STARTED_BY = "PACELINE_STARTED_BY"
 """Environment variable that tells a child process which worker started it."""
+_SIZES = {
+    "WORLD_SIZE": "RANK and MASTER_ADDR", "OMPI_COMM_WORLD_SIZE": "MASTER_ADDR",
+    "PMI_SIZE": "MASTER_ADDR", "SLURM_STEP_NUM_TASKS": "MASTER_ADDR",
+}  # fmt: skip
+"""Variables in which launchers of several processes say how many, and what is missing where these
+are no ranks. A batch script of Slurm, which runs once, has SLURM_NTASKS, so that says nothing."""
 
 
 def start_context(
@@ -129,13 +135,15 @@ def finish() -> None:
 def _refuse_other_launchers() -> None:
     if _STARTED_BY in os.environ:
         return  # WORLD_SIZE is that of the worker that started this process; prepare() refuses
-    size = os.environ.get("WORLD_SIZE", "1")
-    if size.isdigit() and int(size) > 1:
-        raise ConfigError(
-            f"another launcher started the script with WORLD_SIZE={size} but did not set RANK and "
-            "MASTER_ADDR, the address where all processes meet; set them, or start the script with "
-            f"paceline launch --workers {size} SCRIPT"
-        )
+    for name, missing in _SIZES.items():
+        size = os.environ.get(name, "1")
+        if size.isdigit() and int(size) > 1:
+            raise ConfigError(
+                f"another launcher started the script with {name}={size} but did not set "
+                f"{missing}, the address where all processes meet; set it, or start the script "
+                f"once with paceline launch --workers {size} SCRIPT (if each is to train alone, "
+                "start each with --workers 1)"
+            )
 
 
 def _refuse_inside_a_worker(exchange: Exchange) -> None:
