@@ -198,7 +198,9 @@ class RunSettings:
         None,
         "Also write the metrics in this format; tensorboard, wandb and mlflow need their clients.",
     )
-    keep_best: bool = _setting(False, "Keep the parameters with the best test accuracy.")
+    keep_best: bool = _setting(
+        False, "Keep the parameters with the best test accuracy, else test loss."
+    )
     run_dir: str | None = _setting(None, "Write the run into this folder.")
     name: str | None = _setting(None, "Name of the run's folder under runs/.")
     resume: str | None = _setting(

@@ -56,7 +56,7 @@ VERBS = (
     Verb("doctor", "Measure", "Find bugs and likely costs in a script, with file and line."),
     Verb("report", "Look at a run", "Print the summary of a run again.", "run"),
     Verb("watch", "Look at a run", "Follow a run live, until it ends."),
-    Verb("replay", "Look at a run", "Repeat a run from its trace, bit for bit.", "run"),
+    Verb("replay", "Look at a run", "Repeat a task's run from its trace, bit for bit.", "run"),
     Verb("probe", "Machine", "Measure this machine: caches, memory, disk, arithmetic, links."),
     Verb(
         "env",

@@ -78,7 +78,8 @@ def export(
     Parameters
     ----------
     task
-        A built-in task, package.module:task, or the folder of a run with its weights.
+        A built-in task or package.module:task, with fresh weights unless --checkpoint is given; or
+        the folder of a task's run, with its weights.
     """
     from ..bench.exporting import Wanted, render_export
     from ..bench.exporting import export as export_

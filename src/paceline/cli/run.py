@@ -285,7 +285,7 @@ def replay(
     save: Path | None = None,
     json: Json = False,
 ) -> None:
-    """Repeat a run from its trace, in one process, and report whether the result is equal.
+    """Repeat a task's run from its trace, in one process, and report whether the result is equal.
 
     Every decision and gradient is recomputed at the parameters that its worker had. On the
     machine of the run the result is equal in every bit; otherwise the first difference is

@@ -22,7 +22,7 @@ from .index import make_region
 from .updaters import Optimize, Rule, UpdateFunction, Values, make_rule
 
 _MOST_BYTES = 64 * 2**30
-"""Address space, if the machine does not say how much memory is free."""
+"""The most address space that is taken by default."""
 
 
 class KVStore:
@@ -44,7 +44,7 @@ class KVStore:
         num_shards: number of locks that keys are spread over, >= 1.
         capacity_bytes: the maximum of memory (a key takes twice its size, and so does an
             optimizer's state), >= 1; pages are allocated when they are used. None: half of the free
-            memory.
+            memory, at most 64 GiB.
         updater: "sum" (value += pushed), "assign", or a function (key, pushed, stored) that
             changes ``stored`` in place.
         patience_s: how long to wait for a process that holds a shard before LinkError, > 0.

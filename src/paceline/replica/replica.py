@@ -507,7 +507,9 @@ def refuse_another_device(model: nn.Module, device: torch.device) -> None:
     elif device.type == "cpu" or _is_same(current, device):
         return
     else:
-        remedy = "model.to(pace.device)" + ", or use --device cpu" * (current.type == "cpu")
+        remedy = "model.to(pace.device)" + ", or paceline launch --device cpu" * (
+            current.type == "cpu"
+        )
     raise ConfigError(
         f"the model is on {current}, but this worker's batches are on {device} (pace.device); "
         f"move it there before its optimizer is made: {remedy}"

@@ -124,7 +124,7 @@ class Participant:
             print(*values, **options)  # noqa: T201  it is what the user asked for
 
     def log(self, values: Mapping[str, Value]) -> None:
-        """Record numbers in the run's log.
+        """Record numbers in the run's log; a script alone under plain ``python`` has none.
 
         Those of the main worker count; in a loop over numbers (``updates`` without a loader),
         where each number belongs to one worker, those of the worker that records them.
@@ -190,7 +190,8 @@ class Participant:
         """Keep the models of the best evaluations, as ``--keep-best`` keeps one.
 
         Every ``pace.evaluate`` that measures ``name`` counts, between epochs and inside one. The
-        best model is saved in the run's folder as ``best.safetensors``; with ``most`` > 1 each one
+        best model is saved in the run's folder (under plain ``python`` in the current one) as
+        ``best.safetensors``; with ``most`` > 1 each one
         that is kept also as ``best-VERSION.safetensors``. ``best.json`` lists them, the best
         first. They load like what ``save`` writes.
 
@@ -405,7 +406,8 @@ class Participant:
     def save(
         self, name: str = "model.safetensors", *, model: torch.nn.Module | None = None
     ) -> Path:
-        """Save the model's parameters and buffers into the run's folder.
+        """Save the model's parameters and buffers into the run's folder, or the current one if the
+        script is alone under plain ``python``.
 
         The main worker saves; in a loop over numbers (``updates`` without a loader), where each
         number belongs to one worker, the worker that calls it: ``if number % 100 == 0:
