@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from generators import PAGES as GENERATED
+from generators import claims
 
 from paceline.cli.app import VERBS
 from runs import train
@@ -32,6 +33,16 @@ def name_of(page: Path) -> str:
 @pytest.mark.parametrize("path", GENERATED, ids=name_of)
 def test_generated_pages_are_current(path: Path) -> None:
     assert path.read_text() == GENERATED[path](), "run python docs/generate.py"
+
+
+def test_verdicts_on_claims_follow_their_figures() -> None:
+    assert claims.near(140e-9, 46e-9, 120e-9) == claims.holds(True) == "holds"
+    assert claims.near(250e-9, 46e-9, 120e-9) == claims.near(20e-9, 46e-9, 120e-9)
+    assert "does not hold" in claims.near(250e-9, 46e-9, 120e-9)
+    assert claims.first_number("-0.031 (-0.051 to -0.001)") == -0.031
+    assert claims.first_number("one push, 1,170 us") == 1170
+    assert claims.seconds("844 ms") == pytest.approx(0.844)
+    assert claims.mebibytes("2.0 GiB") == 2048
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from . import collectives, compression, messages, protocols, readme, rules
+from . import claims, collectives, compression, messages, protocols, readme, rules
 from .parts import DOCS, ROOT
 
 PAGES: dict[Path, Callable[[], str]] = {
+    DOCS / "claims.md": claims.page,
     DOCS / "protocols.md": protocols.page,
     DOCS / "collectives.md": collectives.page,
     DOCS / "pictures" / "collectives.svg": collectives.picture,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from . import protocols
-from .parts import RESULTS, ROOT
+from .parts import RESULTS, ROOT, rows_of
 
 BEGIN, END = "<!-- {}: made by docs/generate.py -->", "<!-- end of {} -->"
 
@@ -78,13 +78,6 @@ def _range_of(ratios: Sequence[str]) -> str:
         f"{min(medians):.2f} to {max(medians):.2f} times as fast, {len(medians)} models "
         f"(95 % intervals from {min(ends):.2f} to {max(ends):.2f})"
     )
-
-
-def rows_of(page: str) -> list[dict[str, str]]:
-    """The rows of the first table of a page of results/, by the names of its columns."""
-    lines = [line for line in (RESULTS / f"{page}.md").read_text().splitlines() if line[:1] == "|"]
-    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
-    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def figures(page: str) -> str:
