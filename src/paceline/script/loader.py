@@ -281,11 +281,8 @@ class PreparedLoader(OfLoader):
         if not exchange.open_epoch(epoch, ends):
             return
         schedules.opened()
-        loop.entered()
-        loop.is_iterating = True
-        loop.holding.open()
         version, num_given = exchange.version, 0
-        loop.version_stepped = version
+        loop.open(version)
         try:
             if exchange.grant() is None and passes.was_look(epoch):  # before the run was resumed
                 yield from self._look_again()

@@ -177,6 +177,12 @@ class TrainingLoop:
         holding.follow(None)
         return None
 
+    def open(self, version: int) -> None:
+        """Begin a pass at this version."""
+        self.entered()
+        self.is_iterating, self.version_stepped = True, version
+        self.holding.open()
+
     def _refuse_by_fragments(self) -> None:
         """Raise ConfigError where an update takes more mini-batches than configured."""
         if self._member is not None and self._member.is_by_fragments:
