@@ -77,7 +77,7 @@ def test_killed_split_run_names_one_cause_and_anyone_can_resume_it(tmp_path: Pat
     assert_same(went_on.run, expected)
     for words in (
         "split            shard:3: ",
-        "split: network:2, now shard",
+        "changed: split: data, now shard",
         " is in pieces on all workers, since the model is split",
         "deepcopy is refused: ",
         "load is refused: model.load_state_dict() after prepare()",
