@@ -240,6 +240,14 @@ def test_data_are_not_copied_with_a_sampler() -> None:
     assert copied.data is sampler.data
 
 
+@pytest.mark.parametrize("length", [10, 10**6])
+def test_small_tables_are_copied_with_a_sampler_and_large_ones_shared(length: int) -> None:
+    sampler: Any = Growing()
+    sampler.table, sampler.rows = [0] * length, torch.zeros(length)
+    copied: Any = order_of(batch_sampler=sampler)._copied()
+    assert (copied.table is sampler.table, copied.rows is sampler.rows) == (length > 10,) * 2
+
+
 @pytest.mark.parametrize("has_batches", [False, True])
 def test_a_sampler_with_set_epoch_is_told_the_epoch(has_batches: bool) -> None:
     sampler = Rotated()

@@ -7,6 +7,7 @@ from paceline.replica.layers import (
     Modes,
     WrittenBuffers,
     gradient_hooks_note,
+    late_buffer_note,
     parameter_table,
 )
 from tiny import Tied
@@ -113,4 +114,18 @@ def test_buffers_written_by_a_forward_pass_are_named() -> None:
     written.note()
     model[0].bank.data = model[0].bank + 1.0
     assert written.written() == "0.bank"
-    assert not WrittenBuffers(model[1])
+    assert written.late() is None
+
+
+def test_buffers_registered_later_are_named_once_a_pass() -> None:
+    model = nn.Sequential(nn.Linear(2, 1))
+    model.register_buffer("mean", None)
+    written = WrittenBuffers(model)
+    written.note()
+    model[0].register_buffer("cache", torch.ones(3), persistent=False)
+    assert written.late() is None
+    model.mean = torch.ones(2)
+    assert written.late() is None, "the pass has been looked at"
+    written.note()
+    assert written.late() == "mean"
+    assert "buffer 'mean' was registered after prepare()" in late_buffer_note("mean")

@@ -201,24 +201,6 @@ def test_a_buffer_that_named_buffers_omits_is_left_unchanged() -> None:
     assert [name for _, name, _ in owners] == ["mean"]
 
 
-def test_a_buffer_registered_late_is_refused_if_it_changes() -> None:
-    """A statistic that an update does not average; a cache stays as it is."""
-    model = nn.Sequential(nn.Linear(2, 1))
-    model.register_buffer("mean", None)
-    held = replica(model).held
-    held.check_late_buffers()
-    model.mean = torch.ones(2)
-    model[0].register_buffer("cache", torch.ones(3))
-    model.register_buffer("counted", torch.zeros(1), persistent=False)
-    held.check_late_buffers()
-    model.counted += 1
-    model[0].cache = torch.ones(5)  # it grows with the longest input
-    held.check_late_buffers()
-    model.mean = 0.9 * model.mean
-    with pytest.raises(ConfigError, match=r"buffer 'mean' was registered after prepare\(\) and"):
-        held.check_late_buffers()
-
-
 def test_sparse_gradients_and_step_hooks_are_refused_by_name() -> None:
     embedding = nn.Embedding(3, 2, sparse=True)
     optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)

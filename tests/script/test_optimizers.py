@@ -377,6 +377,11 @@ def test_a_norm_over_all_is_detected_however_little_a_weight_moves(dtype: torch.
     assert not reads_others(Own(model.parameters(), _nothing))
 
 
+def test_a_trial_step_may_give_nan() -> None:
+    parameter = nn.Parameter(torch.tensor([-torch.inf, 1.0]))
+    assert not reads_others(Own([parameter, nn.Parameter(torch.ones(3))], _nothing))
+
+
 def test_zero_grad_clears_as_torch_does_and_is_profiled() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1)

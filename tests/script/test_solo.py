@@ -22,7 +22,9 @@ def loader() -> DataLoader[tuple[torch.Tensor, ...]]:
 def test_a_participant_sums_and_takes_turns_without_a_loop() -> None:
     participant = Participant(SoloExchange(), Context())
     assert participant.sum(2) == 2.0
-    assert participant.sum(torch.tensor([1, 2])).tolist() == [1, 2]
+    numbers = [[1, -2], [2**53 + 1, -(2**63)]]
+    assert participant.sum(torch.tensor(numbers)).tolist() == numbers
+    assert participant.sum(torch.tensor([True, False])).tolist() == [1, 0]
     with participant.once() as is_first:
         assert is_first
     participant.stop()
@@ -64,16 +66,27 @@ def test_a_lone_worker_keeps_two_parameters_in_one_memory() -> None:
 def test_one_of_several_without_an_address_is_refused(
     env: dict[str, str], missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("paceline.script.worker._here.pace", None)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=f"=2 but did not set {missing}, the address where all"):
         current_pace()
 
 
-def test_a_batch_script_of_slurm_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs once, however many tasks its steps will have."""
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"},
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PTY_PORT": "40001"},
+        {"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+    ],
+    ids=["a batch script", "a shell in a step", "a torchrun of one in each of two tasks"],
+)
+def test_one_process_in_a_job_of_slurm_is_alone(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("paceline.script.worker._here.pace", None)
-    for name, value in {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}.items():
+    for name, value in env.items():
         monkeypatch.setenv(name, value)
     assert current_pace().is_main
 

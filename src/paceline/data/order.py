@@ -28,6 +28,8 @@ from .positions import CHUNK, MOST_POSITIONS, DrawnLater, Positions, is_drawn_la
 _ORDER_SALT, _EVALUATION_SALT = 3, 4
 _MOST_UNSAID, _MOST_ROUNDS = 1 << 20, 16
 """Limits for a sampler without a length: so many positions, or so many times the data set."""
+_MOST_COPIED = 1 << 20
+"""Bytes of a table that is copied with a sampler."""
 
 
 class _SetEpoch:
@@ -157,16 +159,12 @@ class EpochOrder:
             yield
 
     def _copied(self) -> Iterable[Any]:
-        """A copy of the user's sampler, or itself if it cannot be copied; data and models, which
-        may be large, are shared.
+        """A copy of the user's sampler, or itself if it cannot be copied; data, models and large
+        tables that it holds are shared.
         """
-        held = [getattr(owner, "__dict__", {}) for owner in (self._loader, *self._samplers)]
-        shared = {
-            id(value): value
-            for names in held
-            for value in names.values()
-            if isinstance(value, Dataset | torch.nn.Module)
-        }
+        held = [getattr(sampler, "__dict__", {}) for sampler in self._samplers]
+        values = [self._loader.dataset, *(value for names in held for value in names.values())]
+        shared = {id(value): value for value in values if _is_shared(value, self._loader.dataset)}
         try:
             copied: Iterable[Any] = copy.deepcopy(self._sampler, shared)
         except Exception:  # an object of the user's may refuse it in any way
@@ -274,6 +272,15 @@ class EpochOrder:
                     "If the sampler has state of its own: pace.keep(sampler=sampler)"
                 )
             self._expected = None
+
+
+def _is_shared(value: Any, dataset: Any) -> bool:
+    if value is dataset or isinstance(value, Dataset | torch.nn.Module):
+        return True
+    size = getattr(value, "nbytes", None)
+    if not isinstance(size, int):
+        size = 8 * len(value) if isinstance(value, list | tuple | dict | array) else 0
+    return size > _MOST_COPIED
 
 
 def _bytes(indices: Sequence[int]) -> Any:

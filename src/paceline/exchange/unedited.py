@@ -22,8 +22,7 @@ from ..store.parameter_store import SharedStore
 from .base import ScriptHooks
 
 _NUM_LOOKS = 2
-"""Pushes that look for recreated parameters and late buffers: a model that makes or changes them
-does so in each pass."""
+"""Pushes that look for recreated parameters: a model that recreates them does so in each pass."""
 
 
 class Unedited:
@@ -74,7 +73,6 @@ class Unedited:
         if self._num_looks:
             self._num_looks -= 1
             self._replica.held.check_made_anew()
-            self._replica.held.check_late_buffers()
         self._hooks.check_objects()
         self._replica.held.check_parameters()
         if (offset := self._marks.changed()) is not None:

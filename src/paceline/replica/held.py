@@ -63,14 +63,6 @@ class HeldMemory:
         }
         self._of_any_size = frozenset(range(len(self._buffers))) - in_state_dict
         """Numbers of buffers in no state dict, such as caches."""
-        self._registered = {
-            (id(module), key)
-            for module in model.modules()
-            for key, buffer in module._buffers.items()
-            if buffer is not None
-        }
-        self._late: dict[str, Tensor] = {}
-        """Copies of the buffers that were registered later."""
         self._block: Tensor | None = None
         self._buffer_block: Tensor | None = None
 
@@ -155,28 +147,6 @@ class HeldMemory:
                     "keep what forward() computes in a buffer, which updates average, "
                     f"self.register_buffer({name.rpartition('.')[2]!r}, tensor)"
                 )
-
-    def check_late_buffers(self) -> None:
-        """Refuse a buffer that was registered after ``prepare`` and changes from call to call.
-
-        It would be a statistic of one worker's samples. One that stays as it is may be a cache.
-        """
-        late = dict[str, Tensor]()
-        for name, module in self._model.named_modules():
-            for key, buffer in module._buffers.items():
-                is_state = key not in module._non_persistent_buffers_set
-                if buffer is not None and is_state and (id(module), key) not in self._registered:
-                    late[f"{name}.{key}" if name else key] = buffer.detach().clone()
-        for name, buffer in late.items():
-            before = self._late.get(name, buffer)
-            if _are_of_one_kind(before, buffer) and not _are_equal(before, buffer):
-                raise ConfigError(
-                    f"buffer {name!r} was registered after prepare() and changes in forward(), so "
-                    "each worker would have one of its own samples: register it with its shape "
-                    "before prepare(), and updates average it; a cache is no state: "
-                    "register_buffer(..., persistent=False)"
-                )
-        self._late = late
 
     def _pairs(self) -> "zip[tuple[nn.Parameter, TensorPlace]]":
         return zip(self._parameters, self._layout.parameters.places, strict=True)

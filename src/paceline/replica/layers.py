@@ -6,11 +6,11 @@ left only between forward, backward and step. This module must not know who canc
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -159,10 +159,14 @@ class WrittenBuffers:
     """Detects whether a forward pass writes into buffers of the model's own layers.
 
     Torch's layers, and norms derived from them, keep statistics there, which can be averaged; so
-    can a single number. A queue, or a memory of samples or labels, cannot.
+    can a single number. A queue, or a memory of samples or labels, cannot. A buffer that was not
+    registered when this was made is averaged with nothing.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._registered = {name for name, _ in _states(model)}
+        self._is_begun = False
         self._held = [
             (f"{name}.{key}" if name else key, module, key)
             for name, module in model.named_modules()
@@ -173,12 +177,15 @@ class WrittenBuffers:
         ]  # fmt: skip
         self._noted: list[tuple[int, ...]] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._held)
-
     def note(self) -> None:
         """Note the buffers at the start of a pass; the first backward calls ``written``."""
-        self._noted = self._now()
+        self._noted, self._is_begun = self._now(), True
+
+    def late(self) -> str | None:
+        """Return the name of a buffer that was registered later, or None; once after ``note``."""
+        is_begun, self._is_begun = self._is_begun, False
+        names = (name for name, _ in _states(self._model)) if is_begun else ()
+        return next((name for name in names if name not in self._registered), None)
 
     def written(self) -> str | None:
         """Return the name of a buffer that was written or replaced since ``note``, or None."""
@@ -194,6 +201,23 @@ class WrittenBuffers:
             () if buffer is None else (id(buffer), buffer._version, buffer.data_ptr())
             for buffer in buffers
         ]
+
+
+def _states(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the buffers of the model's state, by name."""
+    for name, module in model.named_modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None and key not in module._non_persistent_buffers_set:
+                yield f"{name}.{key}" if name else key, buffer
+
+
+def late_buffer_note(name: str) -> str:
+    """For the plan: a buffer that a forward pass has registered."""
+    return (
+        f"buffer {name!r} was registered after prepare(), so no update averages it, and each "
+        "worker has its own: a statistic should be registered with its shape before; a cache is "
+        "no part of the state: register_buffer(..., persistent=False)"
+    )
 
 
 def own_buffer_note(name: str) -> str:

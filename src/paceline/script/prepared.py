@@ -45,6 +45,7 @@ from ..replica.layers import (
     batch_norm_note,
     gradient_hooks_note,
     grain,
+    late_buffer_note,
     own_buffer_note,
     parameter_table,
     unwatch_forward,
@@ -603,8 +604,8 @@ class Prepared:
 
     def _watch_buffers(self) -> None:
         """In each pass's first step look for a buffer that is no statistic, until one is found."""
-        if (written := WrittenBuffers(self.whole)) and self.spread is None:
-            self._written, entered = written, self.loop.entered
+        if self.spread is None:
+            self._written, entered = (written := WrittenBuffers(self.whole)), self.loop.entered
 
             def enter() -> None:
                 entered()
@@ -774,11 +775,20 @@ class Prepared:
         self._strays.look(loss)
         if self._steps_on_each is not None:
             self._steps_on_each.differentiated()
-        if self._written is not None and (name := self._written.written()) is not None:
-            assert self._member is not None
-            self._member.say(own_buffer_note(name))
-            self._written = None
+        if self._written is not None:
+            self._say_of_buffers(self._written)
         self.loop.differentiated()
+
+    def _say_of_buffers(self, written: WrittenBuffers) -> None:
+        late, name = written.late(), written.written()
+        if late is None and name is None:
+            return
+        assert self._member is not None
+        if late is not None:
+            self._member.say(late_buffer_note(late))
+        if name is not None:
+            self._member.say(own_buffer_note(name))
+        self._written = None
 
     def note_batch(self, dataset: object) -> None:
         """Note a batch of a loader over ``dataset`` that trains inside the loop."""

@@ -150,8 +150,10 @@ class StraySchedulers:
         self._known = {id(scheduler) for scheduler in _with_inner(known)}
         self._rates: list[Any] = []
         self._num_looks = 0
-        self._counts: list[tuple[AnyScheduler, Any]] = []
-        """Where others were prepared: each stray, and its count when the loop began."""
+        self._tracked: list[AnyScheduler] = []
+        """The strays, where others were prepared."""
+        self._counts: list[Any] = []
+        """Of those, when the loop began."""
 
     def found(self) -> list[AnyScheduler]:
         """The schedulers, in the order in which they were made."""
@@ -185,12 +187,13 @@ class StraySchedulers:
         self._rates = self._current()
         if self._known and self._num_looks < self._LOOKS:
             self._num_looks += 1
-            self._counts = [(stray, _count_of(stray)) for stray in self.found()]
+            self._tracked = self.found()
+        self._counts = [*map(_count_of, self._tracked)]
 
     def check(self) -> None:
         """Raise ConfigError where one has stepped since then."""
         if self._known:
-            for stray, count in self._counts:
+            for stray, count in zip(self._tracked, self._counts, strict=True):
                 if _count_of(stray) != count:
                     raise self._refusal(stray)
             return

@@ -73,12 +73,14 @@ class _Here(threading.local):
 _here = _Here()
 _STARTED_BY = "PACELINE_STARTED_BY"
 """Environment variable that tells a child process which worker started it."""
-_SIZES = {
-    "WORLD_SIZE": "RANK and MASTER_ADDR", "OMPI_COMM_WORLD_SIZE": "MASTER_ADDR",
-    "PMI_SIZE": "MASTER_ADDR", "SLURM_STEP_NUM_TASKS": "MASTER_ADDR",
-}  # fmt: skip
-"""Variables in which launchers of several processes say how many, and what is missing where these
-are no ranks. A batch script of Slurm, which runs once, has SLURM_NTASKS, so that says nothing."""
+_STARTED_TOGETHER = (
+    ("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)  # fmt: skip
+"""Variables in which launchers number their processes and say how many there are; the first that
+are complete count. A batch script of Slurm, which runs once, has SLURM_NTASKS, so that says
+nothing; nor does the size of a step with a terminal, where only the first task has a shell."""
+_TERMINAL = "SLURM_PTY_PORT"
 
 
 def start_context(
@@ -135,15 +137,23 @@ def finish() -> None:
 def _refuse_other_launchers() -> None:
     if _STARTED_BY in os.environ:
         return  # WORLD_SIZE is that of the worker that started this process; prepare() refuses
-    for name, missing in _SIZES.items():
-        size = os.environ.get(name, "1")
-        if size.isdigit() and int(size) > 1:
+    for rank_name, size_name in _STARTED_TOGETHER:
+        size = os.environ.get(size_name, "")
+        is_several = size.isdigit() and int(size) > 1
+        if rank_name not in os.environ and not (is_several and size_name == "WORLD_SIZE"):
+            continue
+        if size_name.startswith("SLURM") and _TERMINAL in os.environ:
+            return
+        if is_several:
+            missing = "MASTER_ADDR" if rank_name in os.environ else f"{rank_name} and MASTER_ADDR"
             raise ConfigError(
-                f"another launcher started the script with {name}={size} but did not set "
+                f"another launcher started the script with {size_name}={size} but did not set "
                 f"{missing}, the address where all processes meet; set it, or start the script "
                 f"once with paceline launch --workers {size} SCRIPT (if each is to train alone, "
                 "start each with --workers 1)"
             )
+        if size:
+            return
 
 
 def _refuse_inside_a_worker(exchange: Exchange) -> None:

@@ -253,7 +253,8 @@ def _first_is_moved_by_others(optimizer: Optimizer) -> bool:
     else:
         return False
     alone, moved_alone = _stepped(optimizer, is_alone=True, dtype=dtype)
-    least = _SAME * float(moved_alone.abs().max()) if moved_alone.numel() else 0.0
+    finite = moved_alone[moved_alone.isfinite()].abs()
+    least = _SAME * float(finite.max()) if finite.numel() else 0.0
     return alone is None or not torch.allclose(
         moved, moved_alone, rtol=_SAME, atol=least, equal_nan=True
     )
