@@ -129,3 +129,30 @@ def test_backward_inside_autocast_runs_outside_it() -> None:
             pace.backward(loss)
         break
     assert seen == [False]
+
+
+def test_a_part_in_full_precision_leaves_the_loss_scaled_and_clips_may_follow_each_other() -> None:
+    model = torch.nn.Linear(2, 1)
+    data = torch.utils.data.TensorDataset(torch.rand(8, 2))
+    pace = Pace(SoloExchange(), Context(precision="fp16"))
+    model, optimizer, loader = pace.prepare(
+        model, grouped(model.parameters(), 0.1), torch.utils.data.DataLoader(data, batch_size=4)
+    )
+    for number, (inputs,) in enumerate(loader):
+        with pace.step() as step:
+            optimizer.zero_grad()
+            with pace.autocast():
+                outputs = model(inputs)
+                with pace.autocast(torch.float32):
+                    loss = 1e-3 * outputs.float().sum()
+            with torch.no_grad(), pace.autocast(torch.bfloat16):
+                model(inputs)
+            pace.backward(loss)
+            assert float(model.get_parameter("bias").grad) > 1.0
+            pace.clip_grad_norm_(model.parameters(), 1.0)
+            pace.clip_grad_value_(model.parameters(), 0.1)
+            assert float(model.get_parameter("bias").grad) == pytest.approx(4e-3, rel=1e-2)
+            if number == 0:
+                step.skip()
+                continue
+            optimizer.step()

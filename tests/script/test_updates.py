@@ -65,6 +65,23 @@ def test_full_sync_matches_plain_pytorch(
         assert differ(result, numbered.twin(5, 12, workers)) < CLOSE
 
 
+def test_each_loop_over_a_loader_cuts_only_its_own_last_pass() -> None:
+    pace, model = alone(), nn.Linear(1, 1)
+    loader = DataLoader(TensorDataset(torch.arange(10.0).reshape(10, 1)), batch_size=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    seen = []
+    for until in (5, 15, 15, 38):
+        for (inputs,) in pace.updates(until, loader):
+            with pace.step():
+                optimizer.zero_grad()
+                model(inputs).sum().backward()
+                optimizer.step()
+            seen.append(int(inputs))
+    every = [*range(10)]
+    assert seen == [*every[:5], *every, *every, *every, *every[:3]]
+
+
 def test_repeated_calls_continue_the_count(tmp_path: Path) -> None:
     _, results = _run(tmp_path, 4, 4, 12, engine="inline", protocol="full-sync", seed=5)
     assert differ(results[0], numbered.twin(5, 12, 2)) < CLOSE

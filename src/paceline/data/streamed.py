@@ -115,7 +115,14 @@ class StreamedLoader(LeasedLoader):
         what = "a batch of the data set's own" if self._size is None else f"{each} in a row"
         resumes = "from the data set's own state_dict" if source.saves else "by reading it again"
         inside = "" if source.reads_itself else f" and {source.num_prefetched} in loader workers"
+        is_cut = self._size is not None and self._size != self.loader.batch_size
+        mixed = [
+            f"stream: each of {self.loader.num_workers} loader workers makes mini-batches of its "
+            f"own, so an update averages {self._parts} of several, not a batch of one; for the "
+            "loader's own batches: num_workers=1, or prepare(batch='per-worker')"
+        ]
         return [
+            *(mixed if is_cut and self.loader.num_workers > 1 else ()),
             f"stream: one worker reads it for all; a mini-batch is {what}, and each is used once",
             f"stream: at most {self.most_ahead} mini-batches are read ahead{inside}; those in use "
             "are kept",

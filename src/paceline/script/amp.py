@@ -43,8 +43,9 @@ class Amp:
         self._device = device
         self._chosen = precision
         self._scaler: GradScaler | None = None
-        self._dtype = torch.float32
-        self._was_used = False
+        self._is_half = self._is_differentiated = False
+        """Whether a region since the last backward pass was in fp16; and if there was one since."""
+        self._was_used = self._is_unscaled = False
         self.is_waiting = False
         if precision is not None:
             _check(device, precision)
@@ -58,12 +59,16 @@ class Amp:
             if dtype not in names:
                 raise ConfigError(f"autocast takes float16, bfloat16 or float32, got {dtype}")
             precision = names[dtype]
-        self._dtype = DTYPES[precision]
+        if torch.is_grad_enabled():
+            if self._is_differentiated:
+                self._is_half = self._is_differentiated = False
+            self._is_half |= DTYPES[precision] is torch.float16  # also with a part in fp32 inside
         return autocast(self._device, precision)
 
     def backward(self, loss: Tensor) -> Tensor:
         """Differentiate, outside autocast; returns the loss, scaled where it is."""
-        if self._dtype is torch.float16:
+        self._is_differentiated = True
+        if self._is_half:
             if self._num_optimizers > 1:
                 raise ConfigError(
                     "pace.backward(loss) scales fp16 losses for one optimizer, but "
@@ -86,19 +91,27 @@ class Amp:
         return self._scaler is not None
 
     def unscale(self) -> float:
-        """Unscale the gradients now, before they are clipped; returns their scale."""
-        if not self.is_waiting or self._scaler is None:
+        """Unscale the gradients now, before they are clipped; returns their scale.
+
+        It is 1 if they are unscaled already, for another clip of the same step.
+        """
+        if not self.is_waiting or self._scaler is None or self._is_unscaled:
             return 1.0
         scale = self._scaler.get_scale()
         self._scaler.unscale_(self._optimizer)
+        self._is_unscaled = True
         return scale
 
     def step(self) -> None:
         """Step on scaled gradients, through the scaler."""
         assert self._scaler is not None
-        self.is_waiting = False
+        self.drop()
         self._scaler.step(self._optimizer)
         self._scaler.update()
+
+    def drop(self) -> None:
+        """Note that no gradients wait for a step."""
+        self.is_waiting = self._is_unscaled = False
 
     def check(self, optimizer: Optimizer) -> None:
         """Check that the script uses the chosen precision; ``optimizer`` steps now.
@@ -115,7 +128,7 @@ class Amp:
                 "pace.backward(loss)"
             )
         has_scaler = getattr(optimizer, "found_inf", None) is not None
-        if self._dtype is torch.float16 and not has_scaler:
+        if self._is_half and not has_scaler:
             raise ConfigError(
                 "in fp16 small gradients vanish unless the loss is scaled: call "
                 "pace.backward(loss) in place of loss.backward()"

@@ -190,7 +190,7 @@ class LocalGradients:
         if self.aside is not None:
             self.aside.drop()
         self.loss = None
-        self.amp.is_waiting = False
+        self.amp.drop()
         if self.accumulation is not None:
             self.accumulation.drop()
         self.take_back()

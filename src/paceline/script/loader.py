@@ -277,6 +277,7 @@ class PreparedLoader(OfLoader):
         schedules.open()
         ends = self._cut(leased.order.draw(epoch))
         leased.order.check()
+        self._ends = ends
         self._begin_pass(epoch, ends)
         if not exchange.open_epoch(epoch, ends):
             return
@@ -354,7 +355,14 @@ class PreparedLoader(OfLoader):
         """Raise ConfigError if others stepped on the last batch, and this worker had none of it."""
         is_together = self._schedules.place.is_lockstep and not self._schedules.place.is_local
         has_rest = is_together and self._loop.holding.has_accumulated
-        if has_rest and exchange.version != self._loop.version_stepped:
+        if not has_rest or exchange.version == self._loop.version_stepped or self.is_stream:
+            return
+        batches, current = self._shape.batches(self._ends), self._loop.holding.current
+        last, own = batches.num_batches - 1, -1
+        if current is not None:
+            own = batches.batch_at(current.lease.start)
+        start, end = batches.bounds(last)
+        if own < last and end - start < exchange.num_workers:
             raise ConfigError(
                 "the script accumulated gradients over several mini-batches, and stepped on the "
                 f"last one of an epoch, which had too few samples for all {exchange.num_workers} "
@@ -451,6 +459,8 @@ class UpdateLoop:
         self._counts_blocks = counts_blocks
         self._end = 0
         """Where the numbers, or blocks, of all passes so far end, in batches."""
+        self._ended: list[int] = []
+        """Where earlier loops of the script ended, in mini-batches."""
         self.has_begun = False
         self._was_left = False
         self.turn = 0
@@ -512,6 +522,8 @@ class UpdateLoop:
                 )
             is_first = False
         self._end = max(self._end, self._num_steps * updates)
+        if not is_far(updates):
+            self._ended.append(self._num_steps * updates)
 
     def _leave(self, updates: int) -> None:
         """End the run, before the others are told that the pass is over."""
@@ -533,8 +545,17 @@ class UpdateLoop:
             return _Extent(number, self._end, until - self._end)
         if loader.is_stream:
             return _Extent(number, 0, missing)
-        ahead = until - loader.passes.num_trained * loader.num_updates
+        passes, start = self._before()
+        ahead = until - start - (loader.passes.num_trained - passes) * loader.num_updates
         return _Extent(number, 0, ahead if ahead > 0 else missing)
+
+    def _before(self) -> tuple[int, int]:
+        """The passes that earlier loops took, of which each cut its last, and where they ended."""
+        passes, start = 0, 0
+        for end in self._ended:
+            if end > start:
+                passes, start = passes - (start - end) // self._loader.num_updates, end
+        return passes, start
 
     def _pass(self, extent: _Extent) -> Iterator[Any]:
         loader, numbers = self._loader, self._numbers

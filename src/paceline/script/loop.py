@@ -319,6 +319,7 @@ class TrainingLoop:
                 "forbids; skip the step with continue"
             )
         self._forget()
+        self._gradients.scaling.reset()
         if self._member is None:
             self.given_back.append(self.batch)
             return

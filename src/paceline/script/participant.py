@@ -39,6 +39,8 @@ from .prepared import Prepared
 from .second_loader import SecondLoader
 
 Value = Tensor | float | int
+_LOW, _SIGN = (1 << 32) - 1, 1 << 63
+"""The lower half of an integer of 64 bits, and the weight of its sign."""
 
 
 def _numbers_of(value: Tensor) -> list[float]:
@@ -52,12 +54,23 @@ def _numbers_of(value: Tensor) -> list[float]:
     return numbers
 
 
+def _sum_of_integers(value: Tensor, add: Callable[[Sequence[float]], Sequence[float]]) -> Tensor:
+    """Sum in two halves, of which a float64 holds the sum over two million workers exactly."""
+    numbers = [int(number) for number in value.detach().flatten().tolist()]
+    halves = [*(number >> 32 for number in numbers), *(number & _LOW for number in numbers)]
+    sums = [int(total) for total in add([float(half) for half in halves])]
+    totals = [(high << 32) + low for high, low in zip(*_halved(sums), strict=True)]
+    wrapped = [(total + _SIGN) % (2 * _SIGN) - _SIGN for total in totals]  # as torch.sum does
+    return torch.tensor(wrapped, dtype=torch.int64).reshape(value.shape).to(value.device)
+
+
+def _halved(numbers: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    middle = len(numbers) // 2
+    return numbers[:middle], numbers[middle:]
+
+
 def _as_tensor_like(value: Tensor, sums: Sequence[float]) -> Tensor:
-    kind = (
-        torch.promote_types(value.dtype, torch.float32)
-        if value.is_floating_point()
-        else torch.int64
-    )
+    kind = torch.promote_types(value.dtype, torch.float32)
     total = torch.tensor(sums, dtype=torch.float64).reshape(value.shape)
     return total.to(kind).to(value.device)  # in this order: not all devices have float64
 
@@ -316,6 +329,8 @@ class Participant:
                 "pace.sum() was called before pace.prepare(), where several workers first meet"
             )
         if isinstance(value, Tensor):
+            if not (value.is_floating_point() or value.is_complex()):
+                return _sum_of_integers(value, self._exchange.sum)
             return _as_tensor_like(value, self._exchange.sum(_numbers_of(value)))
         return self._exchange.sum([float(value)])[0]
 
