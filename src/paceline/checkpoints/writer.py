@@ -16,6 +16,7 @@ module must not know what is due, nor runs, members or torch.
 """
 
 import contextlib
+import fcntl
 import json
 import math
 import mmap
@@ -126,7 +127,7 @@ class WriteQueue:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         with held_back():
-            self._replies, answering = os.pipe()
+            self._replies, answering = _pipe()
             descriptors = [self._memory.fd, answering]
             try:
                 self._process = subprocess.Popen(
@@ -138,7 +139,7 @@ class WriteQueue:
                     start_new_session=True,  # Ctrl-C is for the launcher
                     preexec_fn=die_with_parent,
                 )  # fmt: skip
-            except OSError:
+            except BaseException:  # raised again: no writer will answer
                 os.close(self._replies)
                 raise
             finally:
@@ -223,6 +224,15 @@ class WriteQueue:
             os.close(self._replies)
             process.wait()
         self._process, self._is_in_doubt = None, False
+
+
+def _pipe() -> tuple[int, int]:
+    """Return a pipe's ends, none of which takes the number of a standard stream that is closed."""
+    ends = os.pipe()
+    read_end, write_end = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
+    for end in ends:
+        os.close(end)
+    return read_end, write_end
 
 
 def write(request: Request, memory: Any) -> Answer:
