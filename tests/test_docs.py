@@ -37,8 +37,10 @@ def test_generated_pages_are_current(path: Path) -> None:
 
 def test_verdicts_on_claims_follow_their_figures() -> None:
     assert claims.near(140e-9, 46e-9, 120e-9) == claims.holds(True) == "holds"
-    assert claims.near(250e-9, 46e-9, 120e-9) == claims.near(20e-9, 46e-9, 120e-9)
-    assert "does not hold" in claims.near(250e-9, 46e-9, 120e-9)
+    assert "worse" in claims.near(250e-9, 46e-9, 120e-9)
+    assert "better" in claims.near(20e-9, 46e-9, 120e-9)
+    assert "better" in claims.near(250e9, 40e9, 100e9, is_rate=True)
+    assert "does not hold" in claims.about(137.0, 500.0)
     assert claims.first_number("-0.031 (-0.051 to -0.001)") == -0.031
     assert claims.first_number("one push, 1,170 us") == 1170
     assert claims.seconds("844 ms") == pytest.approx(0.844)
