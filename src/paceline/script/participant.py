@@ -59,14 +59,10 @@ def _sum_of_integers(value: Tensor, add: Callable[[Sequence[float]], Sequence[fl
     numbers = [int(number) for number in value.detach().flatten().tolist()]
     halves = [*(number >> 32 for number in numbers), *(number & _LOW for number in numbers)]
     sums = [int(total) for total in add([float(half) for half in halves])]
-    totals = [(high << 32) + low for high, low in zip(*_halved(sums), strict=True)]
+    pairs = zip(sums[: len(numbers)], sums[len(numbers) :], strict=True)
+    totals = [(high << 32) + low for high, low in pairs]
     wrapped = [(total + _SIGN) % (2 * _SIGN) - _SIGN for total in totals]  # as torch.sum does
     return torch.tensor(wrapped, dtype=torch.int64).reshape(value.shape).to(value.device)
-
-
-def _halved(numbers: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    middle = len(numbers) // 2
-    return numbers[:middle], numbers[middle:]
 
 
 def _as_tensor_like(value: Tensor, sums: Sequence[float]) -> Tensor:

@@ -137,7 +137,8 @@ class StraySchedulers:
     Between epochs they may step. Inside the loop each would count the steps of its own worker, and
     an update would have the rate of the worker that executes it. They are searched for when a rate
     changes inside the loop, but only a few times: a rate may also be changed by hand. Where
-    others were prepared, which change it, too, their counts are compared instead, in a few loops.
+    others were prepared, which change it, too, they are searched for when the first loops begin,
+    and their counts are compared.
 
     Args:
         known: schedulers that were prepared; those that they hold are known, too.
