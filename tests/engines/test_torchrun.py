@@ -219,8 +219,9 @@ def test_settings_that_ranks_do_not_support_are_refused_at_the_start(tmp_path: P
 
 
 @pytest.mark.timeout(100)
-def test_a_signal_stops_ranks_with_a_checkpoint(tmp_path: Path) -> None:
-    process = begin(tmp_path, 2, MODE="slow", EPOCHS="1000")
+@pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2", "local-sgd:4+fragments:2,1"])
+def test_a_signal_stops_ranks_with_a_checkpoint(tmp_path: Path, protocol: str) -> None:
+    process = begin(tmp_path, 2, MODE="slow", EPOCHS="1000", PACELINE_PROTOCOL=protocol)
     trace = tmp_path / "run" / "trace.jsonl"
     while not trace.is_file() or trace.read_text().count("\n") < 20:
         assert process.poll() is None

@@ -149,12 +149,12 @@ class Lockstep:
             self._follow(lines)
 
     def can_finish(self, lines: Sequence[Line]) -> bool:
-        """Return whether to finish a round though a member wants to leave: all made its step.
+        """Return whether to finish a round though a member wants to leave: all made its steps.
 
-        Each optimizer's state includes the step, so a checkpoint of the version before is wrong.
+        Each optimizer's state includes them, so a checkpoint of the version before is wrong.
         """
         is_here = all(line.stage in (Stage.PUSHES, Stage.FOLLOWS) for line in lines)
-        return self._member.copy.is_lockstep and is_here
+        return self._member.copy.is_difference and is_here
 
     def _follow(self, lines: Sequence[Line]) -> None:
         """Join a step that the others are in while this member waited for their push."""

@@ -184,7 +184,7 @@ class Peers:
             ticket = run.roster[number].ticket
             run.dispatch.tell(number, Resume(ticket.serial if ticket else -1))
         run.owes_stop = bool(run.ending)
-        if run.owes_stop and run.can_stop_now:
+        if run.owes_stop and (run.can_stop_now or not has_store):
             run.send_stop()
             return
         if run.steps_together and rounds.pending():
