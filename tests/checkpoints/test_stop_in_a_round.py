@@ -37,10 +37,13 @@ pace.save()
 
 
 @pytest.mark.parametrize("path", ["peers", "store"])
+@pytest.mark.parametrize(
+    "protocol", ["local-sgd:4", "local-sgd:4+fragments:2", "local-sgd:4+fragments:2,1"]
+)
 def test_a_run_stopped_between_local_steps_resumes_with_the_same_result(
-    path: str, tmp_path: Path
+    path: str, protocol: str, tmp_path: Path
 ) -> None:
-    settings = {"workers": 2, "protocol": "local-sgd:4", "path": path}
+    settings = {"workers": 2, "protocol": protocol, "path": path}
     flag, parts = tmp_path / "stop", tmp_path / "parts"
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(flag=str(flag)))

@@ -94,6 +94,11 @@ class OwnChanges:
         for fragment in self.fragments.between(first, version):
             self._overwrite(fragment)
 
+    def catch_up(self) -> None:
+        """Take over the update of what was handed in before a stop, which was pulled already."""
+        if (handed_in := self._handed_in) is not None and handed_in.version < self._copy.version:
+            self.arrived(handed_in.fragment)
+
     def arrived(self, fragment: Fragment) -> None:
         """The update of this fragment is made, or in flight."""
         self._handed_in = None
@@ -143,7 +148,7 @@ class OwnChanges:
         }
 
     def go_on(self, saved: Mapping[str, Any]) -> None:
-        """Restore what ``remember`` returned; the version it was taken at was pulled."""
+        """Restore what ``remember`` returned."""
         if not saved:
             return
         copy, handed_in, late = self._copy, saved["handed in"], saved["late"]

@@ -79,6 +79,7 @@ class PeerRounds:
         elif not self._meet(opened):
             return
         member.opened(opened)
+        member.copy.own.catch_up()
         self._advance()
         member.clock.begin()
 
