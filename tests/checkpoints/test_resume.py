@@ -162,6 +162,28 @@ def test_a_run_resumes_with_another_number_of_workers(
     assert_one_whole_run(run)
 
 
+class Noted(QuietObserver):
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes = list[str]()
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3), (3, 2)])
+def test_local_steps_that_were_not_exchanged_are_left_out_with_other_workers(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    """Some would be lost or counted twice."""
+    first = go(ADAM, tmp_path, workers=before, protocol="local-sgd:2+fragments:2", updates=1)
+    settings = {"resume": str(first.folder), "updates": 10**6, "workers": after}
+    run = go(ADAM, tmp_path, noted := Noted(), **settings)
+    assert_one_whole_run(run)
+    said = [note for note in noted.notes if "steps are left out" in note]
+    assert len(said) == (before != after), noted.notes
+
+
 def test_a_finished_run_can_be_given_more_epochs(tmp_path: Path) -> None:
     whole = go(ADAM, tmp_path / "whole", workers=2, engine="inline")
     first = go(ADAM, tmp_path, workers=2, engine="inline", epochs=2)

@@ -137,6 +137,67 @@ def test_a_newcomer_joins_a_resumed_run_where_the_others_are(tmp_path: Path) -> 
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
 
 
+def test_a_newcomer_does_not_read_the_checkpoint_that_its_run_began_with(tmp_path: Path) -> None:
+    """Newer ones have replaced it by then."""
+    every = {"workers": 2, "checkpoint_every": "2 updates"}
+    first = train(TASK, tmp_path, updates=4, **every)
+    settings = {
+        "resume": str(first.folder), "updates": 40, "epochs": 20, "respawn": True,
+        "fault": ["kill worker 1 at update 24"], **every,
+    }  # fmt: skip
+    run = train(TASK, tmp_path, **settings)
+    assert run.left == ["killed by signal 9"]
+    assert run.summary.updates == 40
+    assert run.summary.per_worker[1].members == 3  # one of them before the run was resumed
+
+
+SCALED = """
+import torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+torch.manual_seed(1)
+data = TensorDataset(torch.randn(96, 4), torch.randn(96, 1))
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=8))
+is_first = True
+for epoch in pace.epochs(6):
+    for inputs, targets in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            loss = ((model(inputs) - targets) ** 2).mean()
+            if pace.version == 2:
+                loss = loss * float("inf")
+            scaled = scaler.scale(loss)
+            if is_first:
+                with open("scales", "a") as file:
+                    file.write(f"{pace.worker} {scaler.get_scale():g}\\n")
+            is_first = False
+            scaled.backward()
+            scaler.step(optimizer)
+            scaler.update()
+    pace.sum(1)
+"""
+
+
+@pytest.mark.parametrize("path", ["store", "peers"])
+def test_a_newcomer_begins_with_the_others_loss_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCALED)
+    run = run_script(
+        tmp_path / "train.py", tmp_path, workers=2, path=path, respawn=True,
+        fault=["kill worker 1 at update 20"],
+    )  # fmt: skip
+    assert run.left == ["killed by signal 9"]
+    assert run.summary.skipped_updates == 1
+    assert sorted((tmp_path / "scales").read_text().splitlines()) == ["0 1024", "1 1024", "1 512"]
+
+
 LATE = """
 import os, signal, threading, time, torch, paceline
 from paceline.store.parameter_store import SharedStore

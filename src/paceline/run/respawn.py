@@ -91,7 +91,10 @@ class Newcomers:
                 run.roster.expect(number, seat)
                 plan = FaultPlan.parse(run.settings.fault, run.settings.workers)
                 left = [str(one) for one in plan.without(run.happened).faults]
-                run.processes.spawn(number, seat, {"is_newcomer": True, "fault": left})
+                # Its state is the others', not that of a checkpoint, which may be gone by now.
+                run.processes.spawn(
+                    number, seat, {"is_newcomer": True, "resume": None, "fault": left}
+                )
 
     def started(self, member: int, message: ProcessStarted) -> None:
         self._run.roster[member].pid = message.pid

@@ -36,12 +36,17 @@ def _nothing() -> None:
     return None
 
 
+def _no_scale() -> None:
+    return None
+
+
 class _Used(threading.local):
     """The scalers that have scaled a loss in this process (inline: in this member)."""
 
     def __init__(self) -> None:
         self.scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()
-        self.first: LossScale | None = None
+        self.first: Callable[[], LossScale | None] = _no_scale
+        """Returns the scale that the first scaler begins with; None: its own."""
         self.around: tuple[Callable[[], None], Callable[[], None]] = (_nothing, _nothing)
         self.is_held: Callable[[], bool] | None = None
 
@@ -68,7 +73,7 @@ def leave_scalers() -> None:
     for scaler in _used.scalers:
         for name in ("update", "load_state_dict"):
             vars(scaler).pop(name, None)
-    _used.scalers, _used.first = weakref.WeakSet(), None
+    _used.scalers, _used.first = weakref.WeakSet(), _no_scale
     _used.around, _used.is_held = (_nothing, _nothing), None
 
 
@@ -90,17 +95,17 @@ def _watched_unscale(self: GradScaler, *arguments: Any, **options: Any) -> Any:
 def _watched_scale(self: GradScaler, outputs: Any) -> Any:
     if self.is_enabled():  # a disabled one has no state
         _used.scalers.add(self)
-    if _used.first is not None and self.is_enabled():
-        first, _used.first = _used.first, None
-        self.load_state_dict(
-            {
-                "scale": first.value,
-                "growth_factor": first.growth_factor,
-                "backoff_factor": first.backoff_factor,
-                "growth_interval": first.growth_interval,
-                "_growth_tracker": first.growth_tracker,
-            }
-        )
+        first, _used.first = _used.first(), _no_scale
+        if first is not None:
+            self.load_state_dict(
+                {
+                    "scale": first.value,
+                    "growth_factor": first.growth_factor,
+                    "backoff_factor": first.backoff_factor,
+                    "growth_interval": first.growth_interval,
+                    "_growth_tracker": first.growth_tracker,
+                }
+            )
     return _scale(self, outputs)
 
 
@@ -167,9 +172,14 @@ class Scaling:
         if saved is None:
             return
         scale = LossScale(**saved)
-        _used.first = scale  # the scaler that is used next begins with it
+        _used.first = lambda: scale  # the scaler that is used next begins with it
         if (exchange := self._sharing) is not None:
             exchange.first_scale = scale
+
+    def join(self) -> None:
+        """Begin with the scale of the run, which this member joins."""
+        if self._sharing is not None:
+            _used.first = lambda: self._exchange.scale
 
     def follow(self) -> None:
         """Take over the scale of the current version."""

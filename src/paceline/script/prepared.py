@@ -470,9 +470,7 @@ class Prepared:
             whole = self.spread.whole
             whole.standing.stands(exchange.version)
         if self._context.fragments > 1 or self._context.overlap:
-            is_newcomer = self._context.is_newcomer  # it starts with the state of the others
-            go_on = (lambda steps: None) if is_newcomer else exchange.go_on_with
-            self._keeper.add("own steps", exchange.own_steps, go_on)
+            self._keeper.add_of_all("own steps", exchange.own_steps, self._go_on_with(exchange))
         clone_state(self.model, self.given)
         self._strays = Strays([*self.model.parameters(), *self.whole.parameters()])
         note_losses(self.note_loss)
@@ -481,6 +479,21 @@ class Prepared:
             self._watch_buffers()
             note_batches(self.note_batch)
             Guard(self.optimizers, exchange.grant, lambda: exchange.is_over).begin()
+
+    @staticmethod
+    def _go_on_with(exchange: StoreExchange) -> Callable[[int, Callable[[int], Any]], None]:
+        """Return a function that takes over local steps which a checkpoint has not exchanged."""
+
+        def go_on(num_saved: int, read: Callable[[int], Any]) -> None:
+            if num_saved == exchange.num_workers:
+                exchange.go_on_with(read(exchange.seat))
+            elif any(read(number) for number in range(num_saved)):
+                exchange.say(
+                    f"the checkpoint has {num_saved} workers' local steps that were not exchanged, "
+                    f"and this run has {exchange.num_workers} workers: those steps are left out"
+                )
+
+        return go_on
 
     def _compress(self, exchange: StoreExchange, replica: Replica) -> None:
         """Set up the compression of gradients, if it was asked for."""
@@ -635,6 +648,8 @@ class Prepared:
             self.schedules.keep_strays(self._keep_stray)
         add("steps", self.schedules.place.remember, self.schedules.place.go_on)
         add("scale", self.gradients.scaling.remember, self.gradients.scaling.go_on)
+        if self._context.is_newcomer:
+            self.gradients.scaling.join()
         if self._member is not None:
             add("skipped", self._member.num_skipped, self._member.begin_skipped)
         add("order", self.loop.leased.order.digest, self.loop.leased.order.expect)
