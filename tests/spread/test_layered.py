@@ -367,6 +367,38 @@ def test_columns_freeze_with_their_parameters() -> None:
     assert in_threads(2, work) == [[False, False, True, True, True]] * 2
 
 
+class Towers(nn.Module):
+    """Two towers, written tower after tower or statement by statement."""
+
+    def __init__(self, *, is_interleaved: bool) -> None:
+        super().__init__()
+        self.is_interleaved = is_interleaved
+        self.a1, self.a2 = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.b1, self.b2 = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_interleaved:
+            a, b = self.a1(x), self.b1(x)
+            a, b = self.a2(torch.relu(a)), self.b2(torch.relu(b))
+        else:
+            a = self.a2(torch.relu(self.a1(x)))
+            b = self.b2(torch.relu(self.b1(x)))
+        return torch.dropout(a + b, 0.5, self.training)
+
+
+@pytest.mark.parametrize(("is_interleaved", "num_pairs"), [(False, 2), (True, 0)])
+def test_a_pair_with_other_operations_in_between_is_not_divided(
+    is_interleaved: bool, num_pairs: int
+) -> None:
+    """They would draw other random numbers in each worker."""
+    model, x = Towers(is_interleaved=is_interleaved), torch.randn(5, 4, dtype=torch.float64)
+    traced = trace(model.eval(), (x,))
+    graph = measure(traced, (x,)).graph
+    assert len(find_pairs(traced, graph)) == 2
+    assert len(divisible_pairs(traced, graph, (x,), 2)) == num_pairs
+
+
 def test_model_drawing_from_other_generators_is_refused() -> None:
     class Noisy(Block):
         def forward(self, x: Tensor) -> Tensor:

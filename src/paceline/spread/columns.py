@@ -116,7 +116,16 @@ def divisible_pairs(
 
 
 def _are_used_once(traced: TracedModel, pair: LayerPair, num_workers: int) -> bool:
-    """Whether each layer of a pair is used once, and has channels for so many workers."""
+    """Whether the operations of a pair follow each other, each of its layers is used once, and has
+    channels for so many workers.
+
+    Another operation in between would draw its random numbers as divided channels do: other ones
+    in each worker.
+    """
+    calls = [node for node in traced.graph_module.graph.nodes if node.op.startswith("call_")]
+    wanted, start = [*pair.inside, pair.second], calls.index(pair.first)
+    if calls[start : start + len(wanted)] != wanted:
+        return False
     layers = _layers(traced, pair)
     if not all(
         _is_alone(traced, node, layer) for node, layer in zip(_calls(pair), layers, strict=True)
