@@ -354,6 +354,9 @@ def test_whole_state_has_all_names_and_other_parts_are_absent() -> None:
             said = str(refused.value)
         ranks.everyone.all_gather(torch.zeros(1), torch.zeros(2)).wait()
         names = list(model.state_dict())
+        around = nn.ModuleDict({"net": model}).state_dict()
+        assert list(around) == [f"net.{name}" for name in state]
+        assert all(torch.equal(around[f"net.{name}"], state[name]) for name in state)
         is_same = sum(parameter.numel() for parameter in model.parameters()) == sum(
             parameter.numel() for parameter in whole.parameters()
         )
@@ -1283,6 +1286,39 @@ def test_nonlinear_parameter_hooks_are_refused(
         return
     with pytest.raises(ConfigError, match=r"parameter 'fc.weight' has a hook that is not linear"):
         refuse_uneven_hooks([("fc.weight", weight)])
+
+
+def test_gradients_scaled_by_counts_are_refused() -> None:
+    x = torch.arange(12) % 5
+    model = nn.Sequential(nn.Embedding(5, 4, scale_grad_by_freq=True), nn.Linear(4, 2)).double()
+
+    def work(ranks: Ranks) -> str:
+        with pytest.raises(ConfigError) as refused:
+            spread(ranks, copy.deepcopy(model), (x,), SplitName(2, 1))
+        return str(refused.value)
+
+    for message in in_threads(2, work):
+        assert "'0' has scale_grad_by_freq" in message
+        assert "--split data" in message
+
+
+def test_passes_outside_the_loop_are_not_kept() -> None:
+    """Nothing can go back through them, and an evaluation may have forgotten torch.no_grad()."""
+    _, inputs = model_and_inputs()
+
+    def work(ranks: Ranks) -> tuple[int, str]:
+        model, _ = model_and_inputs()
+        made = spread(ranks, model, inputs, SplitName(2, 1))
+        made._num_samples = lambda: 0
+        loss = loss_of(model(*(one[:4] for one in inputs)))
+        with pytest.raises(ConfigError) as refused:
+            loss.backward()
+        assert isinstance(made, PipelinedModel)
+        return len(made._passes), str(refused.value)
+
+    for num_kept, message in in_threads(2, work):
+        assert num_kept == 0
+        assert "is called outside the loop" in message
 
 
 def test_changed_attribute_and_replaced_layer_are_refused() -> None:

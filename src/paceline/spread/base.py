@@ -316,11 +316,26 @@ class SpreadModel(abc.ABC):
         """
         return self.read_place(self._place_of[dict(self._state_names)[name]])
 
-    def _state_dict(self, *_: Any, prefix: str = "", **__: Any) -> "OrderedDict[str, Tensor]":
-        tensors = self.tensors()
-        return OrderedDict(
-            (prefix + name, tensors[first_name]) for name, first_name in self._state_names
-        )
+    def _state_dict(
+        self,
+        into: "OrderedDict[str, Tensor] | None" = None,
+        before: str = "",
+        *_: Any,
+        destination: "OrderedDict[str, Tensor] | None" = None,
+        prefix: str = "",
+        **__: Any,
+    ) -> "OrderedDict[str, Tensor]":
+        """Do what ``module.state_dict`` does, also as a part of another module's.
+
+        Args:
+            into, before: the same as ``destination`` and ``prefix``, which may be positional.
+        """
+        found = into if into is not None else destination
+        result = OrderedDict() if found is None else found
+        tensors, start = self.tensors(), before or prefix
+        for name, first_name in self._state_names:
+            result[start + name] = tensors[first_name]
+        return result
 
     def optimizer_state(self, number: int, optimizer: Optimizer) -> dict[str, Any]:
         """Return the ``state_dict`` of an optimizer over the whole model.

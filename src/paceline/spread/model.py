@@ -123,6 +123,7 @@ class PipelinedModel(SpreadModel):
         for number, name in enumerate(self._tied):
             register(named[name], self._arrived, number)
         refuse_uneven_hooks(self.own.named_parameters())
+        _refuse_counted_rows(self._module)
 
     def _holders(self, named: dict[str, nn.Parameter]) -> dict[str, list[int]]:
         """Return the workers that hold each parameter; an unused one is held by the first."""
@@ -220,12 +221,13 @@ class PipelinedModel(SpreadModel):
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the model on this worker's rows, together with all workers of the copy."""
         rows, own_inputs = self._checked(args, kwargs)
-        keeps = torch.is_grad_enabled()
+        is_tracked = torch.is_grad_enabled()
+        keeps = is_tracked and self._num_samples() > 0  # elsewhere nothing can go back
         doing = PartTask.FORWARD if keeps else PartTask.LOOK
         intents = self._meet(self._called(doing, rows, args, self.cut.borders[0]))
         number, chunks = self._run(intents, own_inputs, keeps=keeps)
         outputs = [torch.cat(ys) for ys in zip(*(chunks[i] for i in sorted(chunks)), strict=True)]
-        if keeps:
+        if is_tracked:
             outputs = list(_Computed.apply(self, number, self._anchor, *outputs))  # type: ignore[no-untyped-call]  # torch's has no types
         return torch.utils._pytree.tree_unflatten(outputs, self.cut.form)
 
@@ -444,6 +446,16 @@ def refuse_uneven_hooks(named: Iterable[tuple[str, nn.Parameter]]) -> None:
                     "gradient of each micro-batch instead of the batch's: clip by "
                     "pace.clip_grad_value_ or pace.clip_grad_norm_, or use --split data"
                 )
+
+
+def _refuse_counted_rows(module: nn.Module) -> None:
+    """Raise ConfigError where gradients depend on how often an index is in a mini-batch."""
+    for name, layer in module.named_modules():
+        if getattr(layer, "scale_grad_by_freq", False):
+            raise ConfigError(
+                f"{name!r} has scale_grad_by_freq, and would count indices in each micro-batch "
+                "instead of the batch: leave it out, or use --split data or layer"
+            )
 
 
 def _keeps_sums(hook: Callable[[Tensor], Tensor | None], parameter: Tensor) -> bool:
