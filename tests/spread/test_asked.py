@@ -166,5 +166,9 @@ def test_model_is_called_with_the_inputs_of_its_batch() -> None:
 def test_loss_is_tested_on_samples_from_the_whole_data_set() -> None:
     loader = DataLoader(TensorDataset(torch.arange(100)), batch_size=4)
     assert _batch(loader, 4)[0].tolist() == [0, 1, 2, 3]
-    assert _batch(loader, 4, is_spread=True)[0].tolist() == [0, 25, 50, 75]
+    spread = _batch(loader, 20, is_spread=True)[0]
+    assert spread.tolist() == _batch(loader, 20, is_spread=True)[0].tolist()
+    assert len(set(spread.tolist())) == 20
+    assert len(set((spread % 5).tolist())) == 5  # not at equal distances
+    assert float(spread.float().std()) > 15.0
     assert _batch(loader, 200, is_spread=True)[0].tolist() == [*range(100), *range(100)]

@@ -59,6 +59,10 @@ def by_class(size: int) -> tuple[Tensor, Tensor]:
     return X[order], Y[order]
 
 
+def of_one_class(size: int) -> tuple[Tensor, Tensor]:
+    return X[:size], torch.zeros(size, dtype=torch.int64)
+
+
 def trained(ranks: Ranks, model: nn.Module, schedule: str) -> TrainedModel:
     name = SplitName(ranks.everyone.size, 1, schedule=schedule)
     cut = make_cut(model, lambda size: (X[:size],), 4, ranks, name, lambda *_: 1.0)
@@ -178,6 +182,7 @@ def test_scaled_loss_is_refused() -> None:
         (lambda out, y: LOSS(out, y, reduction="sum"), batch, "is not the mean over its rows"),
         (lambda out, y: LOSS(out, y, ignore_index=int(Y[0])), batch, "is not the mean over its"),
         (lambda out, y: LOSS(out, y, WEIGHTS), by_class, "is not the mean over its rows"),
+        (lambda out, y: LOSS(out, y, WEIGHTS), of_one_class, "is not the mean over its rows"),
         (LOSS, lambda size: (X[:size], [1] * size), "not a pair of tensors"),
         (LOSS, lambda size: {"x": X[:size]}, "not a pair of tensors"),
         (lambda out, y: LOSS(out[1:], y[1:]) if len(y) > 1 else out[3], batch, "take single rows"),
@@ -189,6 +194,15 @@ def test_loss_changed_by_micro_batches_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         batch_loss(copy.deepcopy(SKIPPING), loss, given)
+
+
+def test_a_model_that_begins_with_equal_outputs_hides_no_other_mean() -> None:
+    model = copy.deepcopy(SKIPPING)
+    nn.init.zeros_(model.out.weight)
+    nn.init.zeros_(model.out.bias)
+    assert batch_loss(model, LOSS, batch).outputs == 1
+    with pytest.raises(ConfigError, match="is not the mean over its rows"):
+        batch_loss(model, lambda out, y: LOSS(out, y, WEIGHTS), batch)
 
 
 def test_mean_over_rows_is_supported() -> None:

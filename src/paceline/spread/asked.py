@@ -10,8 +10,9 @@ parts are computed.
 import inspect
 import json
 import os
+import random
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -33,7 +34,7 @@ from ..system.reasons import reason
 from ..tuning.allocator import as_in_workers, keep
 from ..tuning.candidate import Forward, LossForward
 from .base import SpreadModel
-from .borders import inputs_of
+from .borders import inputs_of, sent_bytes
 from .cut import make_cut
 from .group import Ranks, SplitGroups, tell_all
 from .layered import ColumnModel, make_columns
@@ -176,6 +177,8 @@ def spread_over(
     if known is None:
         return PipelinedModel(model, optimizers, cut, groups, num_samples)
     assert isinstance(forward, LossForward)
+    sent = sent_bytes(model, cut.borders, mini_batch, name, known.target)
+    cut = replace(cut, sent_bytes=sent)
     spread = TrainedModel(model, optimizers, cut, groups, num_samples, known)
     forward.trained = spread.train_on
     return spread
@@ -300,9 +303,10 @@ def _batch(loader: DataLoader[Any], size: int, *, is_spread: bool = False) -> An
         is_spread: whether samples from all over the data set are taken instead of the first.
     """
     dataset: Any = loader.dataset
-    stride = max(1, len(dataset) // size) if is_spread else 1
-    indices = [index * stride % len(dataset) for index in range(size)]
-    return loader.collate_fn(fetch(dataset, indices))
+    indices: Iterable[int] = range(size)
+    if is_spread and size <= len(dataset):  # not at equal distances: labels may repeat at these
+        indices = random.Random(0).sample(range(len(dataset)), size)
+    return loader.collate_fn(fetch(dataset, [index % len(dataset) for index in indices]))
 
 
 def _share_weights(ranks: Ranks, model: nn.Module) -> None:

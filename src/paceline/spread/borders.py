@@ -59,15 +59,24 @@ class _Called(BaseException):
 
 
 def sent_bytes(
-    model: nn.Module, borders: Sequence[Sequence[TensorShape]], rows: int, name: SplitName
+    model: nn.Module,
+    borders: Sequence[Sequence[TensorShape]],
+    rows: int,
+    name: SplitName,
+    target: TensorShape | None = None,
 ) -> int:
     """Return the bytes per update over all borders, both ways, and of gradients between copies.
 
     Args:
         rows: of each worker's mini-batch.
+        target: of the loss that the last part computes; None: outputs go to the script's workers.
     """
     remote_rows = rows * (name.parts - 1)
-    total = _bytes(borders[0], remote_rows) + _bytes(borders[-1], remote_rows, is_back=True)
+    total = _bytes(borders[0], remote_rows)
+    if target is None:
+        total += _bytes(borders[-1], remote_rows, is_back=True)
+    else:
+        total += target.num_bytes(remote_rows)
     total += sum(_bytes(shapes, rows * name.parts, is_back=True) for shapes in borders[1:-1])
     parameter_bytes = sum(parameter.nbytes for parameter in model.parameters())
     return total * name.copies + 2 * (name.copies - 1) * parameter_bytes

@@ -7,7 +7,8 @@ Each worker of a copy has its own mini-batch, as in model.py; its targets go to 
 computes the loss of each micro-batch. This module must not know the loop.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ from .scheduled import KnownLoss, KnownLosses, ScheduledRunner
 _CLOSE = 1e-4
 _TRIED, _CUTS = 16, (1, 5, 8)
 """Rows on which a loss is tried, and after which of them they are cut in two."""
+_SEED = 0
 
 
 class BatchLoss(NamedTuple):
@@ -61,10 +63,11 @@ def batch_loss(model: nn.Module, loss: KnownLoss, batch: Callable[[int], Any]) -
     if targets.shape[1:] != more[1].shape[1:]:
         raise ConfigError("its targets have rows of several sizes")
     try:
-        with modes_kept(model), untouched(model):
+        with modes_kept(model), untouched(model), torch.no_grad():
+            outputs = model.eval()(inputs)
             is_mean = all(
-                _is_mean(model.eval(), loss, inputs, rows, first)
-                for rows in (targets, targets.flip(0))
+                _is_mean(loss, *rows, first)
+                for rows in _tried(loss, outputs, targets)
                 for first in _CUTS
             )
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -72,17 +75,54 @@ def batch_loss(model: nn.Module, loss: KnownLoss, batch: Callable[[int], Any]) -
     if not is_mean:
         raise ConfigError("its loss of a batch is not the mean over its rows")
     with modes_kept(model), untouched(model):
-        outputs = _outputs_of(model.eval(), loss, inputs, targets)
-    return BatchLoss(loss, shape_of(targets, more[1], (_TRIED, _TRIED + 1)), outputs)
+        used = _outputs_of(model.eval(), loss, inputs, targets)
+    return BatchLoss(loss, shape_of(targets, more[1], (_TRIED, _TRIED + 1)), used)
 
 
-def _is_mean(
-    model: nn.Module, loss: KnownLoss, inputs: Tensor, targets: Tensor, first: int
-) -> bool:
+def _tried(loss: KnownLoss, outputs: Any, targets: Tensor) -> Iterator[tuple[Any, Tensor]]:
+    """Yield outputs and targets: the model's own, and others where the loss takes them.
+
+    A model whose last layer begins with zeros has equal outputs for all rows, and few rows may be
+    of one class.
+    """
+    yield outputs, targets
+    yield outputs, targets.flip(0)
+    others = _drawn(outputs)
+    for rows in (targets, *_all_classes(outputs, targets)):
+        with suppress(RuntimeError, ValueError, TypeError, IndexError):
+            if loss(others, rows).isfinite():
+                yield others, rows
+
+
+def _drawn(outputs: Any) -> Any:
+    """Return outputs of the same form in [0, 1), which are probabilities or scores alike."""
+    rng = torch.Generator().manual_seed(_SEED)
+
+    def drawn(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        return torch.rand(tensor.shape, generator=rng, dtype=tensor.dtype)
+
+    return torch.utils._pytree.tree_map_only(Tensor, drawn, outputs)
+
+
+def _all_classes(outputs: Any, targets: Tensor) -> Iterator[Tensor]:
+    """Yield targets of all classes in turn, if they are numbers of classes."""
+    scores = next(iter(torch.utils._pytree.tree_leaves(outputs)), None)
+    if not targets.is_floating_point() and isinstance(scores, Tensor) and scores.ndim > 1:
+        turns = torch.arange(targets.numel()).reshape(targets.shape) % scores.shape[1]
+        yield turns.to(targets.dtype)
+
+
+def _is_mean(loss: KnownLoss, outputs: Any, targets: Tensor, first: int) -> bool:
     """Whether the loss of all rows is the mean of that of the first ones and of the others."""
     cuts = (slice(0, _TRIED), slice(0, first), slice(first, _TRIED))
-    with torch.no_grad():
-        whole, *parts = (loss(model(inputs[rows]), targets[rows]) for rows in cuts)
+
+    def of(rows: slice) -> Tensor:
+        some = torch.utils._pytree.tree_map_only(Tensor, lambda y: y[rows].clone(), outputs)
+        return loss(some, targets[rows])
+
+    whole, *parts = map(of, cuts)
     share = first / _TRIED
     mean = share * parts[0] + (1 - share) * parts[1]
     return not whole.ndim and torch.allclose(whole, mean, rtol=_CLOSE, atol=_CLOSE)
