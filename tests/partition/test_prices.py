@@ -92,7 +92,10 @@ def test_bytes_and_memory_follow_the_formulas() -> None:
     assert with_layers["data"].memory_bytes == prices["data"].memory_bytes + 500
     assert prices["network"].memory_bytes >= 3 * PARAMETERS // 4
     a_border = 4 * 4  # a micro-batch of 4 samples, 4 bytes each; forward, and back
-    assert prices["network"].sent_bytes == 4 * 2 * a_border
+    share = 4 * 4  # of each worker's mini-batch its inputs; with gpipe also gradients of outputs
+    assert prices["network"].sent_bytes == 4 * 2 * a_border + share
+    gpipe = replace(costs(4).pipeline, schedule="gpipe")
+    assert by_name(costs(4, pipeline=gpipe))["network"].sent_bytes == 4 * 2 * a_border + 2 * share
 
 
 def test_pipeline_is_priced_with_its_best_micro_batches() -> None:

@@ -39,7 +39,7 @@ from .costs import LARGE_MODEL, SplitCosts
 from .cuts import MicroBatches, fastest_cut, uneven
 from .graph import INPUT, WorkGraph
 from .memory import copy_bytes, shard_bytes
-from .pipeline import PipelineWorker
+from .pipeline import Pipeline, PipelineWorker
 from .placement import Placement
 
 NONE = "none"
@@ -355,7 +355,11 @@ def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -
     ]
     step_s = cut.seconds * costs.waiting + costs.by_memory(memory_s * replicas)
     step_s += _meetings_s(costs) + _fresh_s(costs, max(sizes)) + _script_s(costs)
-    sent = [_sent_bytes(placement, number) * cut.micro_batches for number in range(num_parts)]
+    ends = _end_bytes(costs.part_graph(replica_batch), pipeline)
+    sent = [
+        _sent_bytes(placement, number) * cut.micro_batches + ends[number]
+        for number in range(num_parts)
+    ]
     if replicas > 1:
         step_s += max(costs.exchanges.sum_s(size, replicas) for size in sizes)
         sent = [a + 2 * (replicas - 1) / replicas * b for a, b in zip(sent, sizes, strict=True)]
@@ -382,6 +386,29 @@ def _slowest_group(costs: SplitCosts, num_parts: int) -> tuple[PipelineWorker, .
     workers = costs.pipeline.workers
     groups = [workers[i : i + num_parts] for i in range(0, len(workers), num_parts)]
     return min(groups, key=lambda group: sum(worker.speed for worker in group))
+
+
+def _end_bytes(graph: WorkGraph, pipeline: Pipeline) -> list[float]:
+    """Return the bytes of mini-batches that each part's worker sends in an update.
+
+    Each has its share of the samples: their inputs go to the first part. With gpipe, outputs come
+    back from the last one, and their gradients go there; else it computes the loss, and targets,
+    which are not known here, go there.
+
+    Args:
+        graph: at the batch of all these workers.
+    """
+    num = pipeline.num_parts
+    outputs = [edge for edge in graph.edges if len(graph) in edge.targets]
+    if pipeline.schedule != "gpipe":
+        outputs = []
+    input_bytes = sum(edge.num_bytes for edge in graph.edges if edge.source == INPUT)
+    output_bytes = sum(edge.num_bytes for edge in outputs)
+    gradient_bytes = sum(edge.gradient_bytes for edge in outputs)
+    sent = [(input_bytes * (part > 0) + gradient_bytes * (part < num - 1)) / num
+            for part in range(num)]  # fmt: skip
+    sent[-1] += (num - 1) / num * output_bytes
+    return sent
 
 
 def _sent_bytes(placement: Placement, number: int) -> float:

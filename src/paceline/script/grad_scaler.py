@@ -9,8 +9,9 @@ Its scale and its overflow are part of the push: one scale for all workers, whic
 version; under local-sgd, and with one worker, it is the member's own.
 
 A scaler that has unscaled an optimizer's gradients refuses to do it again before ``step``; a
-superseded step never reaches it, so its stage must be reset. This module must not know why a
-step was left, nor who brings a scale forward.
+superseded step never reaches it, so its stage must be reset. Above 300 lines, since all that a
+script may do with its scaler is seen together. This module must not know why a step was left, nor
+who brings a scale forward.
 """
 
 import threading
