@@ -730,3 +730,72 @@ def test_a_newly_split_run_drops_settings_that_a_split_cannot_have(
     assert (adopted.channels_last, adopted.collective, adopted.fused_optimizer) == (
         False, RunSettings().collective, True,
     )  # fmt: skip
+
+
+OF_MAIN = """
+import sys, torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+
+
+class Best:
+    value = -1
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+best = Best()
+model = nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.ones(240, 2)), batch_size=4, shuffle=True)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+pace.keep(best=best)
+with open("begins", "a") as file:
+    file.write(f"{pace.worker} {best.value}\\n")
+for epoch in pace.epochs(2):
+    for (x,) in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+        if pace.is_main:
+            best.value += 1
+"""
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"protocol": "async"}, {"protocol": "k-sync:2"}, {"path": "peers"},
+        {"protocol": "local-sgd:2"}, {"protocol": "async", "engine": "inline"},
+        {"path": "peers", "respawn": True, "fault": ["kill worker 0 at update 9"]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_the_main_worker_keeps_is_restored_in_all(
+    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "best.py"
+    path.write_text(OF_MAIN)
+    program = ScriptProgram(path=str(path))
+    chosen = {"workers": 3, "checkpoint_every": "2 updates", "epochs": 2, **settings}
+    run = go(program, tmp_path, updates=50, **chosen)
+    begun = (tmp_path / "begins").read_text().splitlines()
+    assert {line.split()[1] for line in begun} == {"-1"}
+    for kept in (run.folder / "checkpoints").glob("[0-9]*/main.json"):
+        assert json.loads(kept.read_text())["own best"]["value"] > -1
+    (name, *_) = (run.folder / "checkpoints").glob("[0-9]*/manifest.json")
+    assert "main.json" in json.loads(name.read_text())["files"]
+    go(program, tmp_path, resume=str(run.folder), updates=55)
+    again = (tmp_path / "begins").read_text().splitlines()[len(begun) :]
+    assert len(again) == 3
+    values = {int(line.split()[1]) for line in again}
+    assert len(values) == 1
+    assert values.pop() > 2

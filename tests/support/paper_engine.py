@@ -151,8 +151,13 @@ class PaperStore(StoreView):
     def num_jobs(self) -> int:
         return self._engine.num_done
 
-    def ask_copy(self, number: int) -> None:
+    keeps = False
+
+    def ask_copy(self, number: int, main: int) -> None:
         self._engine.board.asked = number
+
+    def withdraw_copy(self) -> None:
+        self._engine.board.asked = 0
 
     def alarm(self) -> None:
         self._engine.board.has_alarm = True

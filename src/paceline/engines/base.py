@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from ..errors import ConfigError
-from ..store.control import ALARM, JOBS, MET, SNAPSHOT, Control
+from ..store.control import ALARM, JOBS, KEEPS, MAIN, MET, SNAPSHOT, Control
 from ..store.memory import Memory
 from ..system.vitals import Vitals
 from ..wire.messages import FromMember, ToMember
@@ -111,9 +111,23 @@ class StoreView:
         """The number of jobs done so far."""
         return self._control[JOBS]
 
-    def ask_copy(self, number: int) -> None:
-        """Have peers pin the version of their next round for this checkpoint; 0 withdraws that."""
+    @property
+    def keeps(self) -> bool:
+        """Whether scripts keep objects of their own in checkpoints."""
+        return bool(self._control[KEEPS])
+
+    def ask_copy(self, number: int, main: int) -> None:
+        """Have peers pin the version of their next round for this checkpoint.
+
+        Args:
+            main: the seat of the main member, which writes the script's own objects.
+        """
+        self._control[MAIN] = main
         self._control[SNAPSHOT] = number
+
+    def withdraw_copy(self) -> None:
+        """Have peers pin nothing; members may still read who is the main one."""
+        self._control[SNAPSHOT] = 0
 
     def alarm(self) -> None:
         """Have peers switch to the store at their next barrier."""

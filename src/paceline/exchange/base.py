@@ -201,6 +201,7 @@ class ScriptHooks:
         write_into: take the checkpoint folder, and the identity of the folder that it is in.
         write_own: write this member's own state for the checkpoint of this number; the second
             argument is the epoch that it ends, or -1.
+        write_kept: write what the script keeps, as the main member, with the same arguments.
         hear_stream: receives who reads the stream, where it is read, and what of it is done.
         write_layout: write the layout of the pinned block; of a split model, the whole block.
         compressed: compresses gradients and keeps the residual; None: sent whole.
@@ -221,6 +222,7 @@ class ScriptHooks:
     check_given: Callable[[], None] = lambda: None
     write_into: Callable[[str, Sequence[int] | None], None] = lambda folder, identity: None
     write_own: Callable[[int, int], None] = lambda number, behind: None
+    write_kept: Callable[[int, int], None] = lambda number, behind: None
     write_layout: Callable[[int], None] = lambda number: None
     hear_stream: Callable[[OfStream], None] = lambda message: None
     compressed: "CompressedGradient | None" = None
@@ -326,6 +328,10 @@ class Exchange(abc.ABC):
 
     def leave_epochs(self) -> None:
         """The script leaves its epochs early: wait for a stop that it asked for between epochs."""
+        return
+
+    def note_kept(self) -> None:
+        """Note that the script keeps objects of its own in checkpoints."""
         return
 
     @abc.abstractmethod

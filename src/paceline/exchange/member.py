@@ -100,6 +100,7 @@ class Snapshot:
         pin (one member): the block -> the pinned block, which the writer reads; of a split model
             nobody has the whole: all parts -> the files
         own (that member; under local-sgd every one): schedulers, random states -> worker-K.json
+        kept (the main member): what the script keeps -> main.json
 
     A full disk is reported to the coordinator and harms nothing else.
 
@@ -124,28 +125,37 @@ class Snapshot:
         buffers: Tensor | None = None,
         *,
         behind: int = -1,
+        is_main: bool = False,
     ) -> None:
         """Pin ``block``, which holds ``version`` and which nobody changes now, and report it."""
         if self._hooks.spread is None:
             self._store.pin(block, buffers)
-        self._tell(number, version, is_pinned=True, behind=behind)
+        self._tell(number, version, behind, is_pinned=True, has_own=True, is_main=is_main)
 
-    def add_own(self, number: int, version: int, *, behind: int = -1) -> None:
-        """Write only this member's own state: another member pins the version."""
-        self._tell(number, version, is_pinned=False, behind=behind)
+    def add(
+        self, number: int, version: int, *, behind: int = -1, has_own: bool, is_main: bool
+    ) -> None:
+        """Write this member's own state, what the script keeps, or both: another member pins the
+        version."""
+        self._tell(number, version, behind, is_pinned=False, has_own=has_own, is_main=is_main)
 
-    def _tell(self, number: int, version: int, *, is_pinned: bool, behind: int) -> None:
+    def _tell(
+        self, number: int, version: int, behind: int, *, is_pinned: bool, has_own: bool,
+        is_main: bool,
+    ) -> None:  # fmt: skip
         fault, start_s = "", time.monotonic()
         try:
-            if self.newest < number:
+            if has_own and self.newest < number:
                 self.newest = number
                 self._hooks.write_own(number, behind)
+            if is_main:
+                self._hooks.write_kept(number, behind)
             if is_pinned:
                 self._hooks.write_layout(number)
         except OSError as error:
             fault = error.strerror or str(error)
         stood_s = 0.0 if self._hooks.spread is None else time.monotonic() - start_s
-        self._channel.send(Copied(number, version, is_pinned, fault, stood_s))
+        self._channel.send(Copied(number, version, is_pinned, fault, stood_s, is_main))
 
 
 class MemberSide:
@@ -365,10 +375,11 @@ class MemberSide:
             self.copy.publish()
             self.channel.send(Published())
             return
-        number, version, is_first, behind = message
-        if not is_first:
-            self.standing()  # finishes what is in flight; the rest is this member's own
-            self.snapshots.add_own(number, version, behind=behind)
+        number, version, is_first, behind, is_main, has_own = message
+        if is_first:
+            self._reach(version)
+            self.snapshots.take(number, version, *self.standing(), behind=behind, is_main=is_main)
             return
-        self._reach(version)
-        self.snapshots.take(number, version, *self.standing(), behind=behind)
+        if has_own:
+            self.standing()  # finishes what is in flight; the rest is this member's own
+        self.snapshots.add(number, version, behind=behind, has_own=has_own, is_main=is_main)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from ..errors import AllGone, ConfigError
 from ..events import Grant, Lease, Ticket
-from ..store.control import ALARM, SNAPSHOT, VERSION
+from ..store.control import ALARM, KEEPS, MAIN, SNAPSHOT, VERSION
 from ..store.versions import NO_OVERFLOW
 from ..wire import messages
 from . import Route
@@ -249,15 +249,18 @@ class PeerRounds:
 
     def _take_snapshot(self, number: int) -> None:
         """Take part in a checkpoint; the block stays as it is until all are at the next barrier."""
-        member, snapshots = self._member, self._member.snapshots
+        member, snapshots, version = self._member, self._member.snapshots, self._member.version
         member.mail.look()  # the folder of checkpoints may have changed
+        is_main = member.seat == member.control[MAIN] and bool(member.control[KEEPS])
+        has_own = member.copy.is_difference or member.hooks.compressed is not None
         if member.seat == 0:
-            snapshots.take(number, member.version, *self._averaging.standing())
-        elif member.copy.is_difference or member.hooks.compressed is not None:
+            snapshots.take(number, version, *self._averaging.standing(), is_main=is_main)
+            return
+        if has_own:
             self._averaging.standing()  # finishes what is in flight; the rest is this member's own
-            snapshots.add_own(number, member.version)
-        else:
-            snapshots.newest = number
+        if has_own or is_main:
+            snapshots.add(number, version, has_own=has_own, is_main=is_main)
+        snapshots.newest = number
 
     # -- the way out ----------------------------------------------------------------------------
 

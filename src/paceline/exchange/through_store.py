@@ -26,7 +26,7 @@ from ..plan import CompressionPrice
 from ..replica.held import IN_THE_STEP
 from ..replica.replica import Replica
 from ..stopping import StopRule
-from ..store.control import ALARM
+from ..store.control import ALARM, KEEPS
 from ..store.versions import LossScale, RhythmWords
 from ..wire import messages
 from ..wire.channel import Channel
@@ -489,6 +489,9 @@ class StoreExchange(Exchange):
     @property
     def scale(self) -> LossScale | None:
         return self.store.scale
+
+    def note_kept(self) -> None:
+        self._control[KEEPS] = 1
 
     def offer_scale(self, scale: LossScale) -> None:
         """Offer the scale of this member's GradScaler; it becomes the run's if there is none."""

@@ -56,6 +56,15 @@ class _Draft:
     """When the member that pins was asked."""
     pinner: int = -1
     """The member that pins the version; -1: a job does, which another takes over if one dies."""
+    main: int = -1
+    """The main member, where scripts keep objects of their own, until it has written them; -1:
+    nothing is awaited of it."""
+    has_kept: bool = False
+    """Whether they are written; between peers it may be reported before the border is known."""
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.files) and self.is_pinned and not self.missing and self.main < 0
 
 
 class Checkpointing:
@@ -66,6 +75,7 @@ class Checkpointing:
         identity: what must be equal on a resume: the model's layout, the data's size.
         pinned: where in the engine's memory a version is pinned: start and end, in bytes.
         num_bytes: of the tensors in a checkpoint.
+        main: returns the main member.
         make_queue: makes the queue of checkpoints to write, from the engine's memory.
     """
 
@@ -77,13 +87,14 @@ class Checkpointing:
         identity: Mapping[str, Any],
         pinned: tuple[int, int],
         num_bytes: int,
+        main: Callable[[], int],
         make_queue: Callable[[Memory], WriteQueue] = WriteQueue,
     ) -> None:
         settings = run.settings
         every = parse_every(settings.checkpoint_every)
         self.is_on = not every.is_never
         self._run = run
-        self._protocol = protocol
+        self._protocol, self._main = protocol, main
         self._saved = {"about": dict(about), "identity": dict(identity), "token": run.token}
         self._places = CheckpointPlaces(run.trace, settings.keep)
         self._told: dict[int, tuple[object, ...]] = {}
@@ -130,7 +141,8 @@ class Checkpointing:
         if run.is_open and self._due.by_step(now_s, run.coordinator.version):
             self._draft = self._begin(now_s)
             if self._draft is not None:
-                run.dispatch.ask_copy(self._draft.number)
+                self._draft.main = self._main()
+                run.dispatch.ask_copy(self._draft.number, run.roster[self._draft.main].seat)
 
     def _hurry(self) -> None:
         """Hurry a member that is to copy the end, and may be busy with its script's own code."""
@@ -148,7 +160,7 @@ class Checkpointing:
         if makes_border(orders):
             self._capture(self._draft)
             # These orders hold the job; peers, if they come next, would pin another version.
-            self._run.dispatch.store.ask_copy(0)
+            self._run.dispatch.store.withdraw_copy()
 
     def at_round(self, number: int) -> None:
         """Between peers: they took checkpoint ``number`` after this round.
@@ -158,7 +170,7 @@ class Checkpointing:
         draft, run = self._draft, self._run
         if draft is None or draft.number != number or draft.files:
             return
-        run.dispatch.ask_copy(0)  # or a job would pin another version if peers go to the store
+        run.dispatch.withdraw_copy()  # or a job would pin another version if the store comes next
         draft.pinner = run.roster.on_seat(0).number
         if draft.is_pinned or run.roster[draft.pinner].is_alive:
             self._capture(draft)
@@ -185,7 +197,7 @@ class Checkpointing:
 
     def copied(self, member: int, message: Copied) -> None:
         draft = self._draft
-        number, version, is_pinned, fault, stood_s = message
+        number, version, is_pinned, fault, stood_s, is_main = message
         if draft is None or draft.number != number:
             return
         if fault:
@@ -194,6 +206,9 @@ class Checkpointing:
         draft.missing.discard(member)
         draft.copied.add(member)
         draft.is_pinned |= is_pinned
+        draft.has_kept |= is_main
+        if draft.files and is_main:
+            draft.main = -1
         if is_pinned:
             self._stood_s = stood_s
         if is_pinned and draft.files and version != draft.version:
@@ -207,6 +222,8 @@ class Checkpointing:
         if draft is None or not draft.files:
             return
         draft.missing.discard(member)
+        if draft.main == member:
+            draft.main = -1
         if draft.pinner == member and not draft.is_pinned:
             self._drop()
             if draft.is_last:
@@ -219,7 +236,8 @@ class Checkpointing:
         draft = self._draft
         if draft is None or not draft.files:
             return False
-        return member in draft.missing or (draft.pinner == member and not draft.is_pinned)
+        is_needed = member in draft.missing or member == draft.main
+        return is_needed or (draft.pinner == member and not draft.is_pinned)
 
     def is_late(self, member: int) -> bool:
         """Whether it has had time for its part, and another member could copy."""
@@ -251,7 +269,7 @@ class Checkpointing:
     def _snap(self, *, is_last: bool) -> None:
         """All members wait: let one of them pin the current version."""
         run = self._run
-        run.dispatch.ask_copy(0)
+        run.dispatch.withdraw_copy()
         draft, self._draft = self._draft, None
         if draft is not None:
             self._places.folder.drop(draft.aside)
@@ -342,25 +360,39 @@ class Checkpointing:
                 entry.number for entry in run.roster.live if not entry.is_done and entry.has_joined
             }
             draft.missing = live - draft.copied
+        draft.main = self._awaited_main(draft)
         self._tell_place()
         if are_told:
             self._tell_members(draft, first)
         self._hand_in_if_whole()
+
+    def _awaited_main(self, draft: _Draft) -> int:
+        """Return the main member if what the script keeps is still to be written; else -1.
+
+        Between peers it is the one that was told when the checkpoint was asked for.
+        """
+        run = self._run
+        main = draft.main if run.by_peers else self._main()
+        if draft.has_kept or not run.dispatch.store.keeps:
+            return -1
+        entry = run.roster[main]
+        return main if entry.is_alive and entry.has_joined and not entry.is_done else -1
 
     def _tell_members(self, draft: _Draft, first: int | None) -> None:
         """Tell the members that have a part in it; ``first`` pins the version, if none has."""
         run = self._run
         is_behind = not run.is_open and run.script_epoch == run.coordinator.epoch
         behind = run.script_epoch if is_behind else -1
-        for number in draft.missing:
-            if number != first:
-                run.dispatch.tell(number, Snap(draft.number, draft.version, False, behind))
-        if first is not None:
-            run.dispatch.tell(first, Snap(draft.number, draft.version, True, behind))
+        others = draft.missing | {draft.main} - {-1}
+        for number in (*(others - {first}), *(() if first is None else (first,))):
+            run.dispatch.tell(number, Snap(
+                draft.number, draft.version, number == first, behind,
+                is_main=number == draft.main, has_own=number in draft.missing or number == first,
+            ))  # fmt: skip
 
     def _hand_in_if_whole(self) -> None:
         draft = self._draft
-        if draft is None or not draft.files or not draft.is_pinned or draft.missing:
+        if draft is None or not draft.is_whole:
             return
         self._draft, folder = None, self._places.folder
         request = {
@@ -397,7 +429,7 @@ class Checkpointing:
         draft, self._draft = self._draft, None
         self._last_place = (-1, -1)
         if draft is not None:
-            self._run.dispatch.ask_copy(0)
+            self._run.dispatch.withdraw_copy()
             self._places.folder.drop(draft.aside)
             if draft.is_last:
                 self._lose(reason)

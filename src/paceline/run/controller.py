@@ -385,7 +385,7 @@ class Controller:
             run.trace.note(run.now_s(), self._origin.note)
         self._checkpointing = Checkpointing(
             run, self._protocol, self._origin.about, identity, first.pinned,
-            first.checkpoint_bytes, self._make_queue,
+            first.checkpoint_bytes, lambda: self._departures.main, self._make_queue,
         )  # fmt: skip
         self._borders.checkpointing = self._checkpointing
         run.at_orders, run.end_here = self._checkpointing.at_orders, self._end_here

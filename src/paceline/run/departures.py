@@ -268,13 +268,17 @@ class Departures:
 
     def find_main(self) -> None:
         """Choose another main worker if the main one is gone."""
-        main = min(self._run.roster.members) if self._main is None else self._main
-        if not self._run.roster[main].is_alive:
+        if not self._run.roster[self.main].is_alive:
             self._choose_main()
+
+    @property
+    def main(self) -> int:
+        """The member that prints and saves."""
+        return min(self._run.roster.members) if self._main is None else self._main
 
     def is_main(self, member: int) -> bool:
         """Whether this member prints and saves."""
-        return member == (min(self._run.roster.members) if self._main is None else self._main)
+        return member == self.main
 
     def _choose_main(self) -> None:
         """The main worker is gone: another one prints and saves from now on.

@@ -102,10 +102,19 @@ class Dispatch:
         """Peers have made updates by themselves, up to ``version``."""
         self._begun.jump(version)
 
-    def ask_copy(self, number: int) -> None:
-        """Have a member pin the version of the next update for this checkpoint; 0: none."""
-        self.store.ask_copy(number)
+    def ask_copy(self, number: int, main: int) -> None:
+        """Have a member pin the version of the next update for this checkpoint.
+
+        Args:
+            main: the seat of the main member.
+        """
+        self.store.ask_copy(number, main)
         self._begun.ask_copy(number)
+
+    def withdraw_copy(self) -> None:
+        """Have no member pin a version."""
+        self.store.withdraw_copy()
+        self._begun.ask_copy(0)
 
     def needs(self, seat: int) -> bool:
         """Whether an update still has to use the last push from this seat."""

@@ -3,6 +3,8 @@
     groups of the optimizer, schedulers, loss scale, random states, the order of the epoch,
     the user's own (pace.keep), under local-sgd the whole state of the optimizer that steps here
         -> worker-K.json, worker-K.safetensors
+    the main member's of the user's own, which all members begin with
+        -> main.json, main.safetensors
 
 Model and optimizer state come from the pinned block, by the names of ``state_dict``, or, for a
 split model, tensor by tensor from all members; they are loaded into the user's
@@ -19,11 +21,11 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -43,11 +45,19 @@ _REFUSALS = (
     ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
 )  # fmt: skip
 """Errors of ``load_state_dict`` and similar methods for a state that does not fit."""
+_MAIN = "main"
 _PART = re.compile(r"worker-(\d{1,9})\.json")
 """The name of a worker's part of a checkpoint, with its seat."""
 
 _Packed: TypeAlias = tuple[dict[str, Any], dict[str, Tensor]]
 """The state by name, and the tensors in it."""
+
+
+class _State(NamedTuple):
+    """What a member writes: all that it has, and of that what the user keeps."""
+
+    own: _Packed
+    kept: _Packed
 
 
 class MemberState:
@@ -75,6 +85,8 @@ class MemberState:
     ) -> None:
         self._epoch = epoch
         self._kept: list[Any] = []
+        self._names_kept: set[str] = set()
+        """Names of what the user keeps."""
         self.drawn: Callable[[Any], list[Any] | None] = lambda thing: None
         self._folder = (
             None if folder is None else CheckpointFolder(folder / FOLDER, within=identity)
@@ -83,7 +95,7 @@ class MemberState:
         self._found = found
         self._parts: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
         self._own: dict[str, Any] = {} if found is None else self._read_own(found)
-        self._held: tuple[int, _Packed] | None = None
+        self._held: tuple[int, _State] | None = None
         """The state at the end of the last loop, until the next has begun."""
 
     # -- what is remembered ---------------------------------------------------------------------
@@ -140,6 +152,7 @@ class MemberState:
         for save, load in pairs:
             if hasattr(thing, save) and hasattr(thing, load):
                 put_back = getattr(thing, load)
+                self._names_kept |= {f"own {name}", f"drawn {name}"}
                 self.add(f"own {name}", getattr(thing, save), put_back)
                 if save == "state_dict":
                     self._kept.append(thing)
@@ -170,7 +183,7 @@ class MemberState:
 
         The script then repeats what it does in between, such as a scheduler's step.
         """
-        self._held = epoch, self._pack()
+        self._held = epoch, _State(self._pack(self._parts), self._pack_kept())
 
     def release(self) -> None:
         """Drop the held state: the next loop has begun."""
@@ -182,19 +195,36 @@ class MemberState:
         Args:
             behind: the epoch at whose end the checkpoint was taken; -1: taken elsewhere.
         """
+        held = self._held_at(behind)
+        packed = self._pack(self._parts) if held is None else held.own
+        self._write(number, f"worker-{self._seat}", packed)
+
+    def write_kept(self, number: int, behind: int = -1) -> None:
+        """Write what the user keeps, as the main member; otherwise as ``write``."""
+        held = self._held_at(behind)
+        self._write(number, _MAIN, self._pack_kept() if held is None else held.kept)
+
+    def _write(self, number: int, name: str, packed: _Packed) -> None:
         from safetensors.torch import save
 
-        held = self._held
-        own, tensors = self._pack() if held is None or held[0] != behind else held[1]
+        own, tensors = packed
         with self._aside(number) as aside:
-            aside.write(f"worker-{self._seat}.safetensors", save(tensors))
+            aside.write(f"{name}.safetensors", save(tensors))
             # Complete or not there: a worker that dies here leaves no part that is sealed.
-            aside.replace(f"worker-{self._seat}.json", json.dumps(own, allow_nan=False).encode())
+            aside.replace(f"{name}.json", json.dumps(own, allow_nan=False).encode())
 
-    def _pack(self) -> _Packed:
+    def _held_at(self, behind: int) -> _State | None:
+        """Return the state at the end of that epoch's loop, if it is held."""
+        if self._held is not None and self._held[0] == behind:
+            return self._held[1]
+        return None
+
+    def _pack_kept(self) -> _Packed:
+        return self._pack(self._names_kept & self._parts.keys())
+
+    def _pack(self, names: Collection[str]) -> _Packed:
         tensors: dict[str, Tensor] = {}
-        own = {name: pack(get(), tensors, name) for name, (get, _) in self._parts.items()}
-        return own, tensors
+        return {name: pack(self._parts[name][0](), tensors, name) for name in names}, tensors
 
     def write_tensors(
         self, number: int, layout: Layout, read: Callable[[TensorPlace], Tensor]
@@ -236,13 +266,15 @@ class MemberState:
         _load_optimizer(rule, list(model.parameters()), self._found)
 
     def _read_own(self, found: Path) -> dict[str, Any]:
-        """This seat's part; if there is none, another seat's, which serves as well."""
+        """This seat's part; if there is none, another seat's, which serves as well; of what the
+        user keeps, the main member's."""
         seats = _seats_of(found)
         if not seats:
             raise ConfigError(f"the checkpoint {found} has no part of a worker")
-        return _read_part(
+        own = _read_part(
             found, self._seat if self._seat in seats else seats[self._seat % len(seats)]
         )
+        return own | (_read(found, _MAIN) if f"{_MAIN}.json" in _files_of(found) else {})
 
 
 def _read_from(
@@ -253,17 +285,26 @@ def _read_from(
 
 def _seats_of(found: Path) -> list[int]:
     """The seats whose parts a checkpoint has, by its manifest: no other file was verified."""
-    files = Checkpoint(found, 0, ()).json(MANIFEST).get("files", {})
-    return sorted(int(match[1]) for name in files if (match := _PART.fullmatch(name)))
+    names = map(_PART.fullmatch, _files_of(found))
+    return sorted(int(match[1]) for match in names if match)
+
+
+def _files_of(found: Path) -> Collection[str]:
+    files: Collection[str] = Checkpoint(found, 0, ()).json(MANIFEST).get("files", {})
+    return files
 
 
 def _read_part(found: Path, seat: int) -> dict[str, Any]:
-    tensors = load_tensors(found / f"worker-{seat}.safetensors")
+    return _read(found, f"worker-{seat}")
+
+
+def _read(found: Path, part: str) -> dict[str, Any]:
+    tensors = load_tensors(found / f"{part}.safetensors")
     try:
-        rows = Checkpoint(found, 0, ()).json(f"worker-{seat}.json")
+        rows = Checkpoint(found, 0, ()).json(f"{part}.json")
         return {name: unpack(value, tensors) for name, value in rows.items()}
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{found}/worker-{seat}.json is damaged: {error!s:.300}") from None
+        raise ConfigError(f"{found}/{part}.json is damaged: {error!s:.300}") from None
 
 
 def _load_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:

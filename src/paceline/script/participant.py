@@ -471,6 +471,7 @@ class Participant:
         self._exchange.has_told_place = True
         for name, thing in things.items():
             self._keeper.keep(name, thing)
+        self._exchange.note_kept()
 
     def stop(self) -> None:
         """End the whole run at the next step border."""

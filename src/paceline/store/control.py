@@ -71,8 +71,12 @@ SCALE: Final = (_words(6), _words(6))
 
 SKIPPED: Final = (_words(), _words())
 """For even and odd versions: updates until then that changed nothing (writer: the executor)."""
-SNAPSHOT: Final = _words(3)
+SNAPSHOT: Final = _words(5)
 """Number of the last checkpoint requested (writer: coordinator)."""
+MAIN: Final = SNAPSHOT + 3
+"""The seat of the main member when that checkpoint was requested (writer: coordinator)."""
+KEEPS: Final = SNAPSHOT + 4
+"""1 when a script keeps objects of its own in checkpoints (writer: any member)."""
 ONCE: Final = SNAPSHOT + 1
 """The last block of ``pace.once()`` that a member has passed, as counted by ``exchange/turns.py``
 (writer: the main member)."""

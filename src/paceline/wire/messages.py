@@ -291,6 +291,7 @@ class Copied(NamedTuple):
 
     Attributes:
         stood_s: seconds that all members waited, if a whole model was written meanwhile.
+        is_main: whether it is the main member's, with what scripts keep.
     """
 
     number: int
@@ -298,6 +299,7 @@ class Copied(NamedTuple):
     is_pinned: bool
     fault: str
     stood_s: float = 0.0
+    is_main: bool = False
 
 
 class Rested(NamedTuple):
@@ -602,12 +604,16 @@ class Snap(NamedTuple):
 
     Attributes:
         behind: epoch whose loop's end it stands for, without what scripts did since; else -1.
+        is_main: whether what the script keeps is written: it is the main member's.
+        has_own: whether this member has a part of its own besides.
     """
 
     number: int
     version: int
     is_first: bool
     behind: int = -1
+    is_main: bool = False
+    has_own: bool = True
 
 
 class CheckpointsMoved(NamedTuple):
