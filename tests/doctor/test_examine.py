@@ -31,6 +31,17 @@ def test_any_text_can_be_diagnosed(text: str) -> None:
     assert diagnose(text).findings is not None
 
 
+def test_text_that_only_libcst_refuses_is_an_error_of_the_user() -> None:
+    with pytest.raises(ConfigError, match="odd.py is valid Python, but libcst cannot parse it"):
+        diagnose("import torch\nif True:\n\\\n    x = 1\n", "odd.py")
+
+
+@pytest.mark.parametrize("copied", ["torch.ones(3).to('cuda'", "y.to('cpu'"])
+def test_function_in_one_line_has_no_next_line(copied: str) -> None:
+    text = f"import torch\ndef f(y): t = {copied}, non_blocking=True); return t\n"
+    assert diagnose(text).findings == ()
+
+
 def test_rules_still_run_after_a_missing_comma() -> None:
     findings = diagnose(SICK.replace("nn.Linear(16, 64), nn", "nn.Linear(16, 64) nn")).findings
     assert {"syntax", "loss-keeps-graph"} <= {finding.rule for finding in findings}

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..porting.tree import CannotDerive
 from .catalogue import RULES
 from .facts import Facts
 from .findings import Diagnosis, ScriptFinding
@@ -24,7 +25,7 @@ def examine(path: Path) -> Diagnosis:
     """Read a script and return what all rules find in it.
 
     Raises:
-        ConfigError: the path does not exist, is not a regular file, or is not text in UTF-8.
+        ConfigError: the path does not exist, is not a regular file, or cannot be read as Python.
     """
     return diagnose(read(path), str(path))
 
@@ -50,12 +51,22 @@ def read(path: Path) -> str:
 
 
 def diagnose(text: str, name: str = "script.py") -> Diagnosis:
-    """Return what all rules find in a text; ``name`` is the path that the diagnosis names."""
+    """Return what all rules find in a text; ``name`` is the path that the diagnosis names.
+
+    Raises:
+        ConfigError: Python can read it, but libcst cannot.
+    """
     text = text.replace("\r\n", "\n")
     parsed, findings = (text, []) if fault(text) is None else repaired(text)
     if parsed is None:
         return Diagnosis(script=name, findings=tuple(findings), num_rules=0)
-    facts = Facts(parsed)
+    try:
+        facts = Facts(parsed)
+    except CannotDerive:
+        raise ConfigError(
+            f"{name} is valid Python, but libcst cannot parse it, so no rule was tried; "
+            "a backslash alone on a line may be the cause"
+        ) from None
     if not facts.uses_torch:
         return Diagnosis(script=name, findings=tuple(findings), num_rules=0, has_torch=False)
     for rule in RULES.values():

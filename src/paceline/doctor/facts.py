@@ -21,7 +21,7 @@ import libcst as cst
 
 from ..porting.dataflow import AnyLoop, Flow
 from ..porting.loops import OptimizerSteps
-from ..porting.tree import SourceTree, by_name, imported, positional
+from ..porting.tree import CannotDerive, SourceTree, by_name, imported, positional
 from .values import literal, number
 
 _RETURNS_ITSELF = {"to", "cuda", "cpu", "eval", "train", "half", "float", "double", "bfloat16",
@@ -311,7 +311,10 @@ class Facts:
 
     def following(self, node: cst.CSTNode) -> str:
         """Return the text of the statement after a node's own in its block, or ""."""
-        line = self.script.block_line(node)
+        try:
+            line = self.script.block_line(node)
+        except CannotDerive:  # def f(): y = x.cpu(); return y
+            return ""
         block = self.script.parents[line]
         lines: list[cst.CSTNode] = (
             list(block.body) if isinstance(block, cst.IndentedBlock | cst.Module) else []
