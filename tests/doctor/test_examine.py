@@ -32,7 +32,7 @@ def test_any_text_can_be_diagnosed(text: str) -> None:
 
 
 def test_text_that_only_libcst_refuses_is_an_error_of_the_user() -> None:
-    with pytest.raises(ConfigError, match="odd.py is valid Python, but libcst cannot parse it"):
+    with pytest.raises(ConfigError, match=r"odd\.py is valid Python, but libcst cannot parse it"):
         diagnose("import torch\nif True:\n\\\n    x = 1\n", "odd.py")
 
 
@@ -61,6 +61,14 @@ def test_comment_suppresses_a_finding() -> None:
         assert diagnosis.num_ignored == 1
     other = SICK.replace("total += loss", "total += loss  # doctor: ok sync")
     assert diagnose(other).of(Severity.BUG)
+
+
+@pytest.mark.parametrize("character", ["\x0c", "\x1c", "\u2028", "\r"])
+def test_comment_is_looked_up_on_the_line_of_its_finding(character: str) -> None:
+    text = SICK.replace("total += loss", "total += loss  # doctor: ok")
+    diagnosis = diagnose(f"# {character}# a comment\n{text}")
+    assert diagnosis.of(Severity.BUG) == []
+    assert diagnosis.num_ignored == 1
 
 
 def test_rules_suppressed_in_the_docs_exist() -> None:

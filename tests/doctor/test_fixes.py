@@ -97,6 +97,7 @@ def test_added_argument_follows_the_layout_of_the_call(given: str, more: str, en
 def test_suppressed_finding_is_not_fixed() -> None:
     text = looped([*STEP, "torch.cuda.synchronize()  # doctor: ok"])
     assert edits_for(text) == []
+    assert edits_for(f"# \x0c a new page\n{text}") == []
 
 
 def test_measured_fix_adds_arguments_to_the_call_in_its_line() -> None:

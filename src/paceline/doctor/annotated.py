@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from .facts import Facts
 from .findings import Diagnosis, ScriptFinding, Severity
 from .rights import Right, rights
-from .syntax import fault, repaired
+from .syntax import fault, lines_of, repaired
 
 _WIDTH = 100
 _SIGNS = {Severity.BUG: "!", Severity.COST: "~", Severity.NOTE: "."}
@@ -30,7 +30,7 @@ def rights_of(text: str) -> list[Right]:
 
 def annotate(text: str, diagnosis: Diagnosis, right: Sequence[Right]) -> Iterator[str]:
     """Yield the lines of the listing, and then how often each sign occurs."""
-    lines = text.splitlines()
+    lines = lines_of(text)
     digits = max(3, len(str(len(lines))))
     explained: set[tuple[str, str]] = set()
     for number, line in enumerate(lines, 1):

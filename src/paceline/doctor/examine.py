@@ -16,7 +16,7 @@ from .catalogue import RULES
 from .facts import Facts
 from .findings import Diagnosis, ScriptFinding
 from .rule import ScriptRule
-from .syntax import fault, repaired
+from .syntax import fault, lines_of, repaired
 
 _OK = re.compile(r"#\s*doctor:\s*ok\b([\w\-, ]*)")
 
@@ -71,7 +71,7 @@ def diagnose(text: str, name: str = "script.py") -> Diagnosis:
         return Diagnosis(script=name, findings=tuple(findings), num_rules=0, has_torch=False)
     for rule in RULES.values():
         findings += findings_of(rule, facts)
-    lines = text.splitlines()
+    lines = lines_of(text)
     kept = [finding for finding in findings if not is_suppressed(finding.rule, finding.line, lines)]
     return Diagnosis(
         script=name,

@@ -8,12 +8,22 @@ must not know rules.
 
 import ast
 import io
+import re
 import tokenize
 
 from .findings import ScriptFinding, Severity
 
 _MAX_REPAIRS = 8
+_LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")
 _VALUE_TOKENS = {tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
+
+
+def lines_of(text: str) -> list[str]:
+    """Return the lines as Python and libcst count them, each with its end.
+
+    `str.splitlines` also ends a line at a form feed and at other characters.
+    """
+    return _LINE.findall(text)
 
 
 def repaired(text: str) -> tuple[str | None, list[ScriptFinding]]:
@@ -105,6 +115,6 @@ def _seams(text: str, first: int, last: int) -> list[tuple[int, int]]:
 
 
 def _with_comma(text: str, line: int, column: int) -> str:
-    rows = text.splitlines(keepends=True)
+    rows = lines_of(text)
     rows[line - 1] = f"{rows[line - 1][:column]},{rows[line - 1][column:]}"
     return "".join(rows)

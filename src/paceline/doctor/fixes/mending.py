@@ -20,6 +20,7 @@ from ..findings import Diagnosis, ScriptFinding, Severity
 from ..mends import set_arguments
 from ..observed.observation import Price, PriceOutcome
 from ..rule import ScriptRule
+from ..syntax import lines_of
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 """A line as ``patch`` splits them: at ``\\n`` alone, unlike `str.splitlines`."""
@@ -103,7 +104,7 @@ def _by_rule(rule: ScriptRule) -> Callable[[str], str]:
     """Return the edit that mends everything that a rule finds and no comment suppresses."""
 
     def apply(text: str) -> str:
-        facts, edits, lines = Facts(text), TreeEdits(), text.splitlines()
+        facts, edits, lines = Facts(text), TreeEdits(), lines_of(text)
         assert rule.mend is not None
         for found in rule.check(facts):
             if not is_suppressed(rule.name, facts.script.line(found.node), lines):

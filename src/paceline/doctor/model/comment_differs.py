@@ -16,6 +16,7 @@ from ..findings import Severity
 from ..layers import Chain, chains
 from ..rule import Found, ScriptRule
 from ..samples import inputs_of
+from ..syntax import lines_of
 
 _FEATURES = re.compile(r"#.*?\b(\d+)[ -](?:input )?features?\b")
 _CLASSES = re.compile(r"#.*?\b(\d+)[ -]class(?:es)?\b")
@@ -47,7 +48,7 @@ def _wrong_classes(facts: Facts, chain: Chain) -> Iterator[Found]:
 
 def _number_in_comment(facts: Facts, node: cst.CSTNode, pattern: re.Pattern[str]) -> int | None:
     """Return the number in the last such comment above a node, with only data in between."""
-    lines = facts.text.splitlines()[: facts.script.line(node) - 1]
+    lines = lines_of(facts.text)[: facts.script.line(node) - 1]
     for distance, line in enumerate(reversed(lines)):
         match = pattern.search(line)
         if match:
