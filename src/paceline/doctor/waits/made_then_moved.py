@@ -22,19 +22,32 @@ from ..values import literal
 
 _FACTORIES = re.compile(r"^torch\.(rand|randn|zeros|ones|full|empty|arange|eye|randint|linspace)$")
 
+_DEVICE = re.compile(r"(?i)(device|dev|gpu|rank)(_?id)?$")
+"""What devices are called."""
+
 
 def check(facts: Facts) -> Iterator[Found]:
     for node in always_reached(facts) if facts.has_accelerator else ():
         name = facts.method(node) if isinstance(node, cst.Call) else ""
         if not isinstance(node, cst.Call) or name not in ("to", "cuda"):
             continue
-        owner = facts.owner(node)
-        is_host = literal(positional(node)[0]) == "cpu" if positional(node) else False
-        is_type = bool(positional(node)) and "torch." in facts.code(positional(node)[0])
-        if is_host or is_type or not isinstance(owner, cst.Call):
+        owner, device = facts.owner(node), facts.argument(node, "device", 0)
+        is_moved = _is_accelerator(facts, device) if device is not None else name == "cuda"
+        if not is_moved or not isinstance(owner, cst.Call):
             continue
         if _FACTORIES.search(facts.meaning(owner)) and "device" not in by_name(owner):
             yield Found(node, f"{facts.code(node)} is created on the host in each iteration")
+
+
+def _is_accelerator(facts: Facts, expr: cst.BaseExpression) -> bool:
+    """Whether a value is a device other than the CPU, and no dtype or tensor, by all that is seen."""
+    if literal(expr) == "cpu":
+        return False
+    return _DEVICE.search(facts.code(expr)) is not None or any(
+        isinstance(origin, cst.SimpleString | cst.FormattedString | cst.Integer)
+        or facts.meaning(origin) == "torch.device"
+        for origin in facts.flow.origins(expr)
+    )
 
 
 def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
@@ -54,6 +67,11 @@ def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.COST, check,
     sick=(looped([*STEP, "noise = torch.randn(64, 16).to(device)"]), looped([*STEP, "mask = torch.zeros(64, 16).to(device)"]),),
-    healthy=(looped([*STEP, "noise = torch.randn(64, 16, device=device)"]),),
+    healthy=(
+        looped([*STEP, "noise = torch.randn(64, 16, device=device)"]),
+        looped([*STEP, "mask = torch.zeros(64, 16).to(x.dtype)"]),
+        looped([*STEP, "mask = torch.zeros(64, 16).to(dtype=torch.half)"]),
+        looped([*STEP, "mask = torch.zeros(64, 16).to(x)"]),
+    ),
     mend=mend,
 )  # fmt: skip
