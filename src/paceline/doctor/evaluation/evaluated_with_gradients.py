@@ -6,6 +6,7 @@ Fix: with torch.no_grad(): (or torch.inference_mode()) around it.
 Source: PyTorch performance tuning guide, "Disable gradient calculation for validation or inference".
 """
 
+import builtins
 import re
 from collections.abc import Iterator
 
@@ -19,6 +20,8 @@ from ..iteration import turns
 from ..rule import Found, ScriptRule
 
 _NO_GRADIENTS = r"no_grad$|inference_mode$|set_grad_enabled$"
+_KNOWN = re.compile(r"^(torch(?!\.func\b|\.autograd\b)|torchvision|torchmetrics|copy)\.")
+"""Packages whose functions compute no gradient of a model that they are given."""
 _USES = re.compile(r"backward\(|autograd|requires_grad|\.grad\b|\.step\(|functional_call|vmap")
 
 
@@ -61,6 +64,8 @@ def _uses_gradients(facts: Facts, loop: cst.For, loops: list[cst.For]) -> bool:
     reached = facts.flow.reached([loop.body])
     if any(_USES.search(facts.code(block)) for block in reached):
         return True
+    if any(_is_unknown(facts, node) for block in reached for node in script.within(block)):
+        return True
     if any(isinstance(node, cst.Return | cst.Yield) for node in script.within(loop.body)):
         return True
     outer = loops[loops.index(loop) + 1 :]
@@ -72,6 +77,26 @@ def _uses_gradients(facts: Facts, loop: cst.For, loops: list[cst.For]) -> bool:
         if is_beside and call not in nodes:
             return True
     return False
+
+
+def _is_unknown(facts: Facts, node: cst.CSTNode) -> bool:
+    """Whether a call of unknown code is given a model: ``pgd(model, x, y)``, ``PGD(model)(x, y)``."""
+    if not isinstance(node, cst.Call) or facts.is_model(node.func):
+        return False
+    maker = facts.owner(node) if facts.method(node) else node.func
+    calls = [node, *(made for made in facts.flow.origins(maker) if isinstance(made, cst.Call))]
+    return any(_takes_model(facts, call) for call in calls)
+
+
+def _takes_model(facts: Facts, call: cst.Call) -> bool:
+    """Whether a call passes a model, or a method of one, to neither torch nor the script."""
+    name = facts.meaning(call)
+    is_own = facts.flow.function_of(call) is not None or name in facts.flow.classes
+    if is_own or name in vars(builtins) or _KNOWN.search(name):
+        return False
+    given = [argument.value for argument in call.args]
+    given += [value.value for value in given if isinstance(value, cst.Attribute)]
+    return any(facts.is_model(value) for value in given)
 
 
 def mend(facts: Facts, node: cst.CSTNode, edits: TreeEdits) -> None:
@@ -94,6 +119,11 @@ def _has_torch(facts: Facts) -> bool:
 RULE = ScriptRule.of(
     __name__, __doc__, Severity.COST, check,
     sick=(looped(end="model.eval()\nfor x, y in loader:\n    correct = (model(x.to(device)).argmax(1) == y.to(device)).sum()"),),
-    healthy=(looped(end="model.eval()\nwith torch.no_grad():\n    for x, y in loader:\n        correct = (model(x.to(device)).argmax(1) == y.to(device)).sum()"),),
+    healthy=(
+        looped(end="model.eval()\nwith torch.no_grad():\n    for x, y in loader:\n        correct = (model(x.to(device)).argmax(1) == y.to(device)).sum()"),
+        looped(before="from attacks import pgd", end="model.eval()\nfor x, y in loader:\n    correct = (model(pgd(model, x, y)).argmax(1) == y).sum()"),
+        looped(before="from attacks import pgd", end="model.eval()\nfor x, y in loader:\n    correct = (model(pgd(model.forward, x, y)).argmax(1) == y).sum()"),
+        looped(before="import torchattacks\nattack = torchattacks.PGD(model)", end="model.eval()\nfor x, y in loader:\n    correct = (model(attack(x, y)).argmax(1) == y).sum()"),
+    ),
     mend=mend,
 )  # fmt: skip
