@@ -208,6 +208,17 @@ def test_edit_that_breaks_the_script_is_dropped() -> None:
     assert [one.name for one in proof.kept] == ["a", "b"]
 
 
+def test_edit_of_a_line_that_did_not_run_is_left_out() -> None:
+    def recorded(text: str) -> StepRecord:
+        return StepRecord(losses=("1",), gradients=("1",), lines=(1, 2, 4))
+
+    edits = [Edit(name, "", lambda text, name=name: text.replace(name, "new")) for name in "adc"]  # type: ignore[misc]  # mypy infers no type for a default argument
+    inserted = Edit("inserted", "", lambda text: text.replace("(c)\n", "(c)\n    print(e)\n"))
+    proof = prove("a = 1\nif a:\n    print(c)\nb, d = 2, 3\n", [*edits, inserted], recorded)
+    assert [one.name for one in proof.kept] == ["a", "d"]
+    assert [(one.name, line) for one, line in proof.unreached] == [("c", 3), ("inserted", 3)]
+
+
 # -- file ----------------------------------------------------------------------------------------
 
 

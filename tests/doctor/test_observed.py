@@ -297,12 +297,13 @@ def test_terminating_the_doctor_ends_the_script(tmp_path: Path) -> None:
 
 
 def test_fixes_are_proved_on_the_script_applied_and_undone(tmp_path: Path) -> None:
-    """With dropout and shuffling: both versions draw the same numbers."""
+    """With dropout and shuffling: both versions draw the same numbers. No test is reached."""
     text = (
         HEAD.replace("nn.ReLU()", "nn.ReLU(), nn.Dropout()")
         + "total = 0.0\n"
         + LOOP.replace("backward()", "backward(retain_graph=True)")
         + "        total += loss\n"
+        + "for x, y in loader:\n    hits = (model(x).argmax(1) == y).sum()\n"
     )
     path = script(tmp_path, text)
     before = path.read_text()
@@ -310,6 +311,12 @@ def test_fixes_are_proved_on_the_script_applied_and_undone(tmp_path: Path) -> No
     report = fix(run, examine(path), is_applied=True)
     assert [one.name for one in report.proof.kept] == ["graph-retained", "loss-keeps-graph"]
     assert report.proof.num_steps == 20
+    line = before.splitlines().index("for x, y in loader:") + 1
+    assert [(one.name, where) for one, where in report.proof.unreached] == [
+        ("evaluated-with-gradients", line)
+    ]
+    assert any(f"line {line} was not reached in 20 steps" in one for one in report.lines())
+    assert "no_grad" not in report.diff
     assert "+        total += loss.detach()\n" in report.diff
     assert path.read_text() == with_edits(before, report.proof.kept) != before
     undo(path)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..findings import ScriptFinding
-from .proving import Proof
+from .proving import NUM_STEPS, Proof
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,7 @@ class FixReport:
             "script": self.script, "diff": self.diff, "applied": bool(self.kept_in),
             "fixes": [edit.name for edit in self.proof.kept],
             "changes_numbers": [[edit.name, why] for edit, why in self.proof.dropped],
+            "not_reached": [[edit.name, line] for edit, line in self.proof.unreached],
             "proved_steps": self.proof.num_steps, "unproved": self.proof.unproved,
             "left_alone": [bug.to_json() for bug in (*self.left, *self.unmended)],
             "kept_in": self.kept_in,
@@ -49,10 +50,17 @@ class FixReport:
             yield f"{len(proof.kept)} fixed, not proved: {proof.unproved}"
         elif proof.unproved:
             yield f"nothing is fixed: {proof.unproved}"
+        elif proof.unreached:
+            yield f"{self.script}: nothing was proved"
         else:
             yield f"{self.script}: nothing can be fixed without changing numbers"
         for edit, why in proof.dropped:
             yield f"left out, since it changes {why}: {edit.name} ({edit.what})"
+        for edit, line in proof.unreached:
+            yield (
+                f"left out, since line {line} was not reached in {NUM_STEPS} steps, and so is not "
+                f"proved: {edit.name} ({edit.what})"
+            )
         for bug in self.left:
             yield (
                 f"left alone, since it changes what is computed: {self.script}:{bug.line} "

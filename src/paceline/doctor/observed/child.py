@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def _record(script: str, text: str, num_steps: int, file: FoundFile) -> None:
-    recorder = Recorder(num_steps, file.stepped)
+    recorder = Recorder(script, num_steps, file.stepped)
     recorder.install(Patches())
     seed_all(0)
     main = types.ModuleType("__main__")

@@ -1,28 +1,33 @@
-"""Record the losses and gradients of a script's first steps, so that two versions can be compared.
+"""Record what a script's first steps compute and run, so that two versions can be compared.
 
     backward()           the value it is called on, in hexadecimal, which keeps every bit
     optimizer.step()     a digest of all gradients, in the order of the optimizer's parameters
+    a line of the script its number, in the process's main thread; a compiled function has none
 
 This module must not know what differs between two versions.
 """
 
 import hashlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from types import FrameType
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """The losses and gradients of a script's first steps.
+    """The losses and gradients of a script's first steps, and which lines have run.
 
     Attributes:
         losses: each value that backward() was called on, in hexadecimal.
         gradients: one digest of all gradients per step.
+        lines: the numbers of the script's lines that have run, from 1.
     """
 
     losses: tuple[str, ...]
     gradients: tuple[str, ...]
+    lines: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -30,7 +35,7 @@ class StepRecord:
     @classmethod
     def read(cls, json: Mapping[str, Any]) -> "StepRecord":
         """Return the record that `to_json` has written."""
-        return cls(losses=tuple(json["losses"]), gradients=tuple(json["gradients"]))
+        return cls(**{name: tuple(values) for name, values in json.items()})
 
     def first_difference(self, other: "StepRecord") -> str:
         """Return which loss or gradient differs first, in words, or "" if none does."""
@@ -46,9 +51,10 @@ class StepRecord:
 
 
 class Recorder:
-    """Records the losses and gradients of this process.
+    """Records the losses and gradients of this process, and the lines that run in this thread.
 
     Args:
+        script: the file name of the script's code.
         num_steps: how many steps to record; the script is ended at the next one.
         stepped: called at each step.
 
@@ -56,19 +62,28 @@ class Recorder:
         is_done: whether that many steps were made.
     """
 
-    def __init__(self, num_steps: int, stepped: Callable[[], None]) -> None:
+    def __init__(self, script: str, num_steps: int, stepped: Callable[[], None]) -> None:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+        self._script, self._lines = script, set[int]()
         self._num_steps, self._stepped, self.is_done = num_steps, stepped, False
         self._losses: list[str] = []
         self._gradients: list[str] = []
         register_optimizer_step_pre_hook(self._step)
 
     def install(self, patches: Any) -> None:
-        """Record losses from now on."""
+        """Record losses and lines from now on."""
         import torch
 
         patches.wrap(torch.autograd, "backward", self._backward)
+        sys.settrace(self._entered)
+
+    def _entered(self, frame: FrameType, event: str, arg: object) -> Any:
+        return self._ran if frame.f_code.co_filename == self._script else None
+
+    def _ran(self, frame: FrameType, event: str, arg: object) -> Any:
+        self._lines.add(frame.f_lineno)
+        return self._ran
 
     def _backward(self, call: Any) -> Any:
         def recorded(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -100,7 +115,10 @@ class Recorder:
 
     def record(self) -> StepRecord:
         """Return what is recorded so far."""
-        return StepRecord(losses=tuple(self._losses), gradients=tuple(self._gradients))
+        return StepRecord(
+            losses=tuple(self._losses), gradients=tuple(self._gradients),
+            lines=tuple(sorted(self._lines)),
+        )  # fmt: skip
 
 
 def _bytes(gradient: Any) -> bytes:
