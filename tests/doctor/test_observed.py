@@ -1,5 +1,6 @@
 """The steps of a script under observation, and scripts that cannot be observed."""
 
+import itertools
 import os
 import re
 import select
@@ -315,7 +316,7 @@ def test_fixes_are_proved_on_the_script_applied_and_undone(tmp_path: Path) -> No
     assert [(one.name, where) for one, where in report.proof.unreached] == [
         ("evaluated-with-gradients", line)
     ]
-    assert any(f"line {line} was not reached in 20 steps" in one for one in report.lines())
+    assert any(f"line {line} was not seen to run in 20 steps" in one for one in report.lines())
     assert "no_grad" not in report.diff
     assert "+        total += loss.detach()\n" in report.diff
     assert path.read_text() == with_edits(before, report.proof.kept) != before
@@ -378,6 +379,34 @@ def test_batches_come_from_a_changed_loader_copy_or_a_cache(
     assert next(batches).tolist() == [2, 3]
     feed.is_cached = True
     assert [next(batches).tolist() for _ in range(3)] == [[2, 3]] * 3
+
+
+def test_kept_loader_setting_stays_on_while_the_next_is_priced(
+    feed: WatchedFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def varied(**changes: Any) -> Iterator[dict[str, Any]]:
+        made.append(changes)
+        return itertools.repeat(changes)
+
+    monkeypatch.setattr(feed, "varied", varied)
+    feed.loader, feed.is_endless = loader_of(8), True
+    batches = iter(feed.loader)
+    first = knobs.Loader(feed, 1.0, num_workers=2)
+    first.turn(True)
+    second = knobs.Loader(feed, 1.0, pin_memory=True)
+    assert (first.settle, first.settle_off) == (7, 1)
+    assert (second.stride, second.settle, second.settle_off) == (2, 7, 7)
+    for _ in range(2):
+        second.turn(True)
+        assert next(batches) == {"num_workers": 2, "pin_memory": True}
+        second.turn(False)
+        assert next(batches) == {"num_workers": 2}
+    second.close()
+    first.turn(False)
+    assert next(batches).tolist() == [0, 1]
+    assert len(made) == 2, "workers are started once for each copy"
 
 
 def test_undo_restores_own_and_inherited_attributes() -> None:

@@ -58,8 +58,8 @@ class FixReport:
             yield f"left out, since it changes {why}: {edit.name} ({edit.what})"
         for edit, line in proof.unreached:
             yield (
-                f"left out, since line {line} was not reached in {NUM_STEPS} steps, and so is not "
-                f"proved: {edit.name} ({edit.what})"
+                f"left out, since line {line} was not seen to run in {NUM_STEPS} steps, so nothing "
+                f"is proved of it: {edit.name} ({edit.what})"
             )
         for bug in self.left:
             yield (

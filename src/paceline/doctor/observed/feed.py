@@ -9,7 +9,7 @@ not know what is measured.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -63,6 +63,7 @@ class WatchedFeed:
         is_endless: whether epochs of the training loader have no end.
         is_cached: whether its last batch is returned again and again.
         source: the iterator that its batches come from instead; None if from itself.
+        settings: the changed settings that are on at present, in the order they were turned on.
         waited: called before and after each fetch, with whether it begins.
         begin: torch's own ``iter`` of a loader.
     """
@@ -75,6 +76,8 @@ class WatchedFeed:
         self._last: DataLoader[Any] | None = None
         self._batch: Any = None
         self.source: Iterator[Any] | None = None
+        self.settings: list[Mapping[str, Any]] = []
+        self._sources: dict[frozenset[tuple[str, Any]], Iterator[Any]] = {}
         self._num_fetched = self._most_fetched = 0
         self._places: dict[int, Place] = {}
 
@@ -135,6 +138,35 @@ class WatchedFeed:
     def may_have_workers(self) -> bool:
         """Whether the training loader gives the same batches with any number of workers."""
         return self.loader is not None and not isinstance(self.loader.dataset, IterableDataset)
+
+    @property
+    def num_workers(self) -> int:
+        """The workers of the loader that batches come from at present."""
+        assert self.loader is not None
+        return int(self._changes().get("num_workers", self.loader.num_workers))
+
+    def _changes(self) -> dict[str, Any]:
+        return {name: value for one in self.settings for name, value in one.items()}
+
+    def turn(self, settings: Mapping[str, Any], is_on: bool) -> None:
+        """Turn changed settings of the training loader on beside the others that are on, or off.
+
+        Batches come from one copy of the loader for all settings that are on. Each copy is kept,
+        with its workers, so that no later turn starts them anew.
+        """
+        self.settings = [one for one in self.settings if one != settings] + [settings] * is_on
+        changes = self._changes()
+        key = frozenset(changes.items())
+        if changes and key not in self._sources:
+            self._sources[key] = self.varied(**changes)
+        self.source = self._sources.get(key)
+
+    def release(self, settings: Mapping[str, Any]) -> None:
+        """Turn settings off, and end every copy of the loader that has them."""
+        self.turn(settings, False)
+        self._sources = {
+            key: source for key, source in self._sources.items() if not settings.items() <= key
+        }
 
     def varied(self, **changes: Any) -> Iterator[Any]:
         """Yield endless batches of a copy of the training loader with changed settings."""

@@ -21,7 +21,8 @@ class Knob:
         words: keyword arguments for the call at that line.
         changes: whether it changes the mathematics.
         bound: the largest share of a step that it can save, as far as the budget tells.
-        settle: steps after each turn that are not measured.
+        settle: steps after it is turned on that are not measured; settle_off: after it is turned
+            off.
         stride: the number of steps in a block is a multiple of this.
         failed: why it cannot be used here; empty if it can.
     """
@@ -31,7 +32,7 @@ class Knob:
     words: Mapping[str, object] = MappingProxyType({})
     changes = False
     bound = 1.0
-    settle = 1
+    settle = settle_off = 1
     stride = 1
 
     def turn(self, is_on: bool) -> None:

@@ -47,24 +47,24 @@ class Setting(Knob):
 
 
 class Loader(Knob):
-    """Batches from a copy of the training loader with changed settings."""
+    """Batches from a copy of the training loader with changed settings, beside those kept before.
+
+    Each copy has batches ready when it is turned to, so blocks begin after as many as it can hold.
+    """
 
     def __init__(self, feed: WatchedFeed, bound: float, **settings: Any) -> None:
         code = ", ".join(f"{name}={value}" for name, value in settings.items())
         self.name, self.fix, self.place = code, f"{code} in the DataLoader", feed.place
         self.bound, self._feed, self.words = bound, feed, settings
-        self._batches: Iterator[Any] | None = None
-        workers = int(settings.get("num_workers", 0))
+        workers = int(settings.get("num_workers", feed.num_workers))
         self.stride = max(1, workers)
-        self.settle = 3 * workers + 1
+        self.settle, self.settle_off = 3 * workers + 1, 3 * feed.num_workers + 1
 
     def turn(self, is_on: bool) -> None:
-        if is_on and self._batches is None:
-            self._batches = self._feed.varied(**self.words)
-        self._feed.source = self._batches if is_on else None
+        self._feed.turn(self.words, is_on)
 
     def close(self) -> None:
-        self._feed.source = self._batches = None
+        self._feed.release(self.words)
 
 
 class OptimizerFlags(Knob):

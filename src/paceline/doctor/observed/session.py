@@ -219,7 +219,7 @@ class Session:
             if is_same_kind(knob, other):
                 return replace(base, reason=f"{other.name} is worth it, and sets the same thing")
         left_s = self._end_s - perf_counter()
-        if left_s < 2 * (knob.settle + 2) * self._step_s:
+        if left_s < 2 * (max(knob.settle, knob.settle_off) + 2) * self._step_s:
             return replace(base, reason="no time was left")
         pairs = Pairs()
         try:
@@ -242,7 +242,9 @@ class Session:
     def _compare(self, knobs: Sequence[Knob], pairs: Pairs, limit_s: float) -> Steps[None]:
         """Add pairs of blocks until the outcome is clear or time is over; leave the fixes off."""
         stride = max(knob.stride for knob in knobs)
-        settle = max(knob.settle for knob in knobs)
+        settle = {
+            True: max(knob.settle for knob in knobs), False: max(knob.settle_off for knob in knobs)
+        }  # fmt: skip
         per_block = min(_MOST_BLOCK, max(1, round(_BLOCK_S / max(self._step_s, 1e-5))))
         per_block = max(stride, per_block // stride * stride)
         start_s, is_first = perf_counter(), True
@@ -254,7 +256,7 @@ class Session:
                 for is_on in (False, True) if len(pairs) % 2 else (True, False):
                     for knob in knobs:
                         knob.turn(is_on)
-                    for _ in range((settle if is_on else 1) + 2 * is_first):
+                    for _ in range(settle[is_on] + 2 * is_first):
                         yield
                     if any(knob.failed for knob in knobs):
                         return
