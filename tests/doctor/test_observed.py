@@ -225,6 +225,34 @@ def test_slow_loader_is_found_and_its_workers_are_priced(tmp_path: Path) -> None
     assert price.name in text
 
 
+READS = (
+    LOOP.replace("model(x), y", "model(x).cpu(), y")
+    + """\
+        if loss > 0:
+            for _ in range(300):
+                seen = loss.item()
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "ended"),
+    [
+        ("", ""),
+        ("        assert seen == loss.item()\n",
+         "item() every N steps does not work here, and ended it: AssertionError"),
+    ],
+    ids=["only-shown", "needed"],
+)  # fmt: skip
+def test_only_numbers_are_read_less_often(more: str, ended: str, tmp_path: Path) -> None:
+    """An old tensor has an old graph, and an old condition ends no loop."""
+    path = script(tmp_path, HEAD + READS + more)
+    seen = observe(ScriptRun(script=path, price_s=3.0, only="item()"))
+    assert seen.ended.startswith(ended) if ended else not seen.ended
+    prices = {price.name: price.pairs for price in seen.prices}
+    assert prices.get("item() every N steps", 0) >= 2 or ended
+
+
 def test_only_without_a_matching_fix_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

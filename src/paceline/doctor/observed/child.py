@@ -15,9 +15,10 @@ import runpy
 import sys
 import traceback
 import types
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 from ...replica.seeding import seed_all
 from .observation import Observation
@@ -75,7 +76,8 @@ def main() -> None:
     else:
         session = Session(request["price_s"], request["only"], file.observed, file.stepped)
         session.feed.install(Patches())
-        _run(script, lambda: runpy.run_path(script, run_name="__main__"), file)
+        run = partial(runpy.run_path, script, run_name="__main__")
+        _run(script, run, file, lambda: session.tried)
 
 
 def _record(script: str, text: str, num_steps: int, file: FoundFile) -> None:
@@ -89,8 +91,10 @@ def _record(script: str, text: str, num_steps: int, file: FoundFile) -> None:
     file.add(record=recorder.record().to_json() if recorder.record().gradients else None)
 
 
-def _run(script: str, run: Any, file: FoundFile) -> None:
-    """Run the script until it ends or all is known, and write how it ended."""
+def _run(
+    script: str, run: Callable[[], object], file: FoundFile, tried: Callable[[], str] = str
+) -> None:
+    """Run the script until it ends or all is known, and write how it ended, and with which fix."""
     try:
         run()
         file.add(how="returned", why="", where="")
@@ -103,7 +107,8 @@ def _run(script: str, run: Any, file: FoundFile) -> None:
         stack = traceback.extract_tb(error.__traceback__)
         frames = [frame for frame in stack if frame.filename == script] or stack[-1:]
         why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        file.add(how="failed", why=why, where=f"{frames[-1].filename}:{frames[-1].lineno}")
+        where = f"{frames[-1].filename}:{frames[-1].lineno}"
+        file.add(how="failed", why=why, where=where, tried=tried())
         raise
 
 

@@ -30,6 +30,11 @@ from .patches import NOWHERE, Patches, Place, called_by_user, user_place
 
 _READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__",
           "__format__", "__repr__")  # fmt: skip
+_SKIPPABLE = {"item()", "__float__()", "__int__()", "__format__()", "__repr__()", "print()",
+              "gc.collect()", "torch.cuda.synchronize()", "torch.cuda.empty_cache()"}  # fmt: skip
+"""Calls that may return an old value: no tensor, which has an old graph, and no condition or index."""
+_EVERY = 100
+"""A read that is skipped is made once in so many times, so that a loop that waits for it ends."""
 _COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier", "reduce",
                 "all_gather_into_tensor", "reduce_scatter_tensor", "all_gather_object",
                 "all_to_all", "send", "recv")  # fmt: skip
@@ -53,7 +58,7 @@ class Hooks:
         clock: the time of each part while the script is observed.
         is_observing: whether parts are timed.
         waits: how often, and for how many seconds, the script waits at each place and call.
-        skips_waits: whether the script's reads and prints return their last value at once.
+        skips_waits: whether the script's reads and prints return an old value at once.
     """
 
     def __init__(self, on_step: Callable[[], None]) -> None:
@@ -68,6 +73,7 @@ class Hooks:
         self.models: dict[int, nn.Module] = {}
         self.waits: dict[tuple[Place, str], list[float]] = {}
         self._known: dict[tuple[Place, str], Any] = {}
+        self._num_skipped: dict[tuple[Place, str], int] = {}
         self._places: dict[int, Place] = {}
         Patches().wrap(Optimizer, "__init__", self._recorded)
         register_optimizer_step_post_hook(self._stepped)
@@ -99,6 +105,12 @@ class Hooks:
             self._on_step()
         else:
             self._others += 1
+
+    @property
+    def longest_skippable(self) -> tuple[Place, str] | None:
+        """The place and call of the longest waits that may be skipped; None if there are none."""
+        seconds = {at: spent for at, (_, spent) in self.waits.items() if at[1] in _SKIPPABLE}
+        return max(seconds, key=lambda at: seconds[at], default=None)
 
     # -- parts ----------------------------------------------------------------------------------
 
@@ -211,6 +223,8 @@ class Hooks:
                 if not place.line or self.clock.part == parts.INPUT:
                     return call(*args, **kwargs)
                 if self.skips_waits:
+                    if what not in _SKIPPABLE:
+                        return call(*args, **kwargs)
                     return self._remembered((place, what), call, args, kwargs)
                 return self._wait((place, what), part, call, args, kwargs)
 
@@ -233,6 +247,8 @@ class Hooks:
             times_and_seconds[1] += end_s - start_s
 
     def _remembered(self, at: tuple[Place, str], call: Any, args: Any, kwargs: Any) -> Any:
-        if at not in self._known:
+        number = self._num_skipped.get(at, 0)
+        if number % _EVERY == 0:
             self._known[at] = call(*args, **kwargs)
+        self._num_skipped[at] = number + 1
         return self._known[at]

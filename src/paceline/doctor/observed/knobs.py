@@ -101,8 +101,8 @@ def knobs_for(
     yield from _of_process(on_cpu)
     if not is_fed:
         yield from _loaders(feed, share, fetch_cpu, on_cpu)
-    if hooks.waits:
-        yield _without_waits(hooks, share, on_cpu)
+    if hooks.longest_skippable is not None:
+        yield _without_waits(hooks, *hooks.longest_skippable, share, on_cpu)
     if hooks.optimizer is not None:
         yield from _of_optimizer(hooks.optimizer, hooks.place, share, on_cpu)
     model = main_model(hooks)
@@ -138,9 +138,7 @@ def _loaders(feed: WatchedFeed, share: Share, cpu: float, on_cpu: bool) -> Itera
         yield Loader(feed, share(parts.INPUT, parts.COPY), pin_memory=True)
 
 
-def _without_waits(hooks: Hooks, share: Share, on_cpu: bool) -> Knob:
-    (place, what), _ = max(hooks.waits.items(), key=lambda item: item[1][1])
-
+def _without_waits(hooks: Hooks, place: Place, what: str, share: Share, on_cpu: bool) -> Knob:
     def on() -> None:
         hooks.watch_waits()
         hooks.skips_waits = True

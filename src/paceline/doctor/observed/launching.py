@@ -143,6 +143,11 @@ def _ending(results: dict[str, Any], is_over: bool) -> str:
     """Return how the script ended before everything was measured."""
     if is_over:
         return "it stopped making steps before all was measured"
+    if results.get("tried"):
+        return (
+            f"{results['tried']} does not work here, and ended it: {results['why']} "
+            f"({results['where']}); no fix after it was tried"
+        )
     if results["how"] == "failed":
         return f"it failed before all was measured: {results['why']} ({results['where']})"
     return "it ended before all was measured"

@@ -54,6 +54,7 @@ class Session:
         feed: the batches of the script's loaders.
         hooks: the hooks into its steps.
         is_done: whether everything is measured.
+        tried: the name of the fix that is being tried; empty if none is.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Session:
         self.feed = WatchedFeed()
         self.hooks = Hooks(self._on_step)
         self.feed.waited = self._waited
-        self.is_done = False
+        self.is_done, self.tried = False, ""
         self._price_s, self._only, self._report, self._stepped = price_s, only, report, stepped
         self._fetch_s = self._fetch_cpu_s = self._since_s = self._since_cpu_s = 0.0
         self._run = self.run()
@@ -221,11 +222,13 @@ class Session:
         left_s = self._end_s - perf_counter()
         if left_s < 2 * (max(knob.settle, knob.settle_off) + 2) * self._step_s:
             return replace(base, reason="no time was left")
-        pairs = Pairs()
+        pairs, self.tried = Pairs(), knob.name
         try:
             yield from self._compare([knob], pairs, left_s * _SHARE)
         except Exception as error:  # a fix may fail in any way in the script
             return replace(base, reason=f"it does not work here: {_line(error)}")
+        finally:
+            self.tried = ""
         if knob.failed:
             return replace(base, reason=f"it does not work here: {knob.failed}")
         return _with_result(base, pairs)
