@@ -496,7 +496,7 @@ def test_each_module_raises_its_own_refusal() -> None:
     assert "paceline.connect()" in leave_accelerate(ACCELERATED)[0]
     assert Accelerator._fields == ("name", "calls", "steps", "precision")
     with pytest.raises(CannotDerive):
-        leave_group(SourceTree("import torch\nnet.module = torch.nn.Linear(4, 2)\n"))
+        leave_group(SourceTree("net = parallel.DistributedDataParallel(a)\nnet.module = b\n"))
 
 
 @pytest.mark.parametrize(
@@ -574,6 +574,48 @@ def test_unrelated_attributes_named_module_are_kept() -> None:
     text = port(GROUPED.replace("print(len(loader))", own))
     assert "import_module(args.module)" in text
     assert "print(model)" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "ported"),
+    [
+        ("ema = AveragedModel(model.module)\nema.module.eval()", "model)\nema.module.eval()"),
+        ("quick = torch.compile(model)\nquick.module.eval()", "\nquick.eval()"),
+        ("def end(net):\n    net.module.eval()\nend(model)", "\n    net.eval()"),
+        (
+            "def end(net):\n    (net.module if hasattr(net, 'module') else net).eval()",
+            "net.module if",
+        ),
+        ("args, rest = parser.parse_known_args()\nprint(args.module)", "print(args.module)"),
+        ("import tools\ntools.module.run()", "\ntools.module.run()"),
+        ("other = nn.DataParallel(old)\nother.module.eval()", "\nother.module.eval()"),
+    ],
+)
+def test_only_a_wrapped_model_loses_its_module(line: str, ported: str) -> None:
+    assert ported in port(GROUPED.replace("print(len(loader))", line))
+
+
+def test_module_of_what_cannot_be_traced_is_refused() -> None:
+    line = "def end(net):\n    net.module.eval()"
+    message = reason(GROUPED.replace("print(len(loader))", line))
+    assert "line 24: it cannot be seen whether net is a model in DistributedDataParallel" in message
+
+
+@pytest.mark.parametrize(
+    ("line", "is_kept"),
+    [
+        ("sampler.set_epoch(epoch)", False),
+        ("loader.sampler.set_epoch(epoch)", False),
+        ("self.loader.batch_sampler.set_epoch(epoch)", False),
+        ("data.set_epoch(epoch)", True),
+        ("loader.dataset.set_epoch(epoch)", True),
+        ("if hasattr(data, 'set_epoch'): data.set_epoch(epoch)", True),
+        ("test = DataLoader(data, sampler=Own(data)); test.sampler.set_epoch(epoch)", True),
+    ],
+)
+def test_only_a_removed_sampler_loses_its_epoch(line: str, is_kept: bool) -> None:
+    text = port(GROUPED.replace("sampler.set_epoch(epoch)", line))
+    assert ("set_epoch" in text) is is_kept
 
 
 PLAYER = """

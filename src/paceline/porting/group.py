@@ -1,19 +1,23 @@
 """Rewrites a script that makes its own process group as one whose workers `launch` starts.
 
     rank as a device           ->  pace.device; set_device is removed
-    DDP(model), model.module   ->  model
-    DistributedSampler         ->  removed with set_epoch: mini-batches are leased
+    DDP(model), model.module   ->  model; the .module of anything else stays
+    DistributedSampler         ->  removed with its set_epoch: mini-batches are leased
     spawn(f, args=(a, b))      ->  f(pace.worker, a, b), since paceline launch starts the workers
     f(0, a, b) beside it       ->  f(pace.worker, a, b); spawn's nprocs is pace.num_workers
     init, barrier, destroy     ->  removed
     get_rank, get_world_size   ->  pace.is_main, pace.worker, pace.num_workers
 
 Other calls of the group, such as a reduction, stay, and fail by name. The loop is rewritten
-elsewhere. This module must not know where a script lies or what asked for the change.
+elsewhere. Above 300 lines, since what belongs to the group is told apart here from what only has
+such a name. This module must not know where a script lies or what asked for the change.
 """
+
+from collections.abc import Sequence
 
 import libcst as cst
 
+from .dataflow import Flow
 from .reading import INIT, WRAP
 from .tree import CannotDerive, SourceTree, TreeEdits, by_name, imported, positional
 
@@ -80,7 +84,10 @@ def _move(
 
 
 def _samplers(script: SourceTree, edits: TreeEdits) -> None:
-    """Let loaders shuffle by themselves instead of by samplers, and remove ``set_epoch``."""
+    """Let loaders shuffle by themselves instead of by samplers, and remove their ``set_epoch``."""
+    epoch_calls = _epoch_calls(script)
+    for call in epoch_calls:
+        edits.remove(script.statement(call))
     shuffles: dict[str, str] = {}
     conditions: dict[str, str] = {}
     for call in script.calls(_SAMPLER):
@@ -90,7 +97,7 @@ def _samplers(script: SourceTree, edits: TreeEdits) -> None:
         condition = _condition_of(statement, call)
         if isinstance(statement, cst.Assign) and (statement.value is call or condition is not None):
             sampler_text = script.code(statement.targets[0].target)
-            if _is_used_elsewhere(script, sampler_text):
+            if _is_used_elsewhere(script, sampler_text, epoch_calls):
                 _refuse_hidden(script, sampler_text)
                 edits.replace(call, "None")
             else:
@@ -111,7 +118,40 @@ def _samplers(script: SourceTree, edits: TreeEdits) -> None:
                 edits.change(argument, lambda new: new.with_changes(keyword=cst.Name("shuffle")))
             elif argument.keyword and argument.keyword.value == "shuffle":
                 edits.remove(argument)
-    edits.remove_calls(script, "set_epoch")
+
+
+def _epoch_calls(script: SourceTree) -> list[cst.Call]:
+    """Return the calls of ``set_epoch`` of samplers that are removed; those of data sets stay."""
+    flow = Flow(script)
+    return [
+        call
+        for call in script.calls("set_epoch")
+        if isinstance(call.func, cst.Attribute)
+        and isinstance(script.statement(call), cst.Expr)
+        and _is_removed(flow, call.func.value)
+    ]
+
+
+def _is_removed(flow: Flow, owner: cst.BaseExpression) -> bool:
+    """Whether this is a DistributedSampler, or the sampler of a loader that may have one.
+
+    The sampler of a loader that cannot be traced counts as one: `prepare` sets its epoch, too.
+    """
+    removed = flow.script.calls(_SAMPLER)
+    if origins := flow.origins(owner):
+        return any(origin in removed for origin in origins)
+    is_of_loader = isinstance(owner, cst.Attribute) and owner.attr.value.endswith("sampler")
+    if not isinstance(owner, cst.Attribute) or not is_of_loader:
+        return False
+    made = flow.script.calls("DataLoader")
+    loaders = [origin for origin in flow.origins(owner.value) if origin in made]
+    samplers = [by_name(loader).get("sampler") for loader in loaders]  # type: ignore[arg-type]  # made: calls
+    return not loaders or any(
+        origin in removed
+        for sampler in samplers
+        if sampler is not None
+        for origin in flow.origins(sampler)
+    )
 
 
 def _condition_of(statement: cst.CSTNode, call: cst.Call) -> cst.BaseExpression | None:
@@ -141,15 +181,13 @@ def _shuffled_if(script: SourceTree, call: cst.Call, sampler: str, test: str) ->
     return test
 
 
-def _is_used_elsewhere(script: SourceTree, sampler: str) -> bool:
-    """Whether a sampler is used other than by loaders and ``set_epoch``."""
+def _is_used_elsewhere(script: SourceTree, sampler: str, epoch_calls: Sequence[cst.Call]) -> bool:
+    """Whether a sampler is used other than by loaders and calls of ``set_epoch``."""
     uses = script.uses(sampler)
     removed = [
         node for call in script.calls("DataLoader") if (node := by_name(call).get("sampler"))
     ]
-    removed += [
-        call.func.value for call in script.calls("set_epoch") if hasattr(call.func, "value")
-    ]
+    removed += [call.func.value for call in epoch_calls if isinstance(call.func, cst.Attribute)]
     return not sampler.isidentifier() or len(uses) > 1 + sum(node in uses for node in removed)
 
 
@@ -179,23 +217,66 @@ def _unwrap(script: SourceTree, edits: TreeEdits) -> None:
             edits.change(call, lambda new: new.args[0].value)
 
 
+def check_modules(script: SourceTree) -> None:
+    """Refuse a ``.module`` of which it cannot be seen whether it is that of a wrapped model.
+
+    Raises:
+        CannotDerive: there is one.
+    """
+    flow = Flow(script)
+    for node in _module_attributes(script) if script.calls(WRAP) else ():
+        owner = script.code(node.value)
+        is_asked = any(
+            isinstance(up, cst.If | cst.IfExp) and owner in script.inside(up.test)
+            for up in script.up(node)
+        )
+        if not (is_asked or _made_by(flow, node.value) or _is_named(flow, node.value)):
+            raise CannotDerive(
+                f"line {script.line(node)}: it cannot be seen whether {owner} is a model in "
+                f"DistributedDataParallel, which is removed, and {owner}.module with it; write "
+                f"{owner}.module if hasattr({owner}, 'module') else {owner}"
+            )
+
+
 def _modules(script: SourceTree, edits: TreeEdits) -> None:
-    """Replace ``model.module`` by the model, unless a class of the script has such a part."""
-    parsed = {name for value, name in script.assigned if _is_parsed(value)}
-    for node in script.nodes:
-        if isinstance(node, cst.Attribute) and node.attr.value == "module":
-            if script.code(node.value) in parsed:
-                continue
-            is_set = isinstance(script.parents[node], cst.AssignTarget | cst.AnnAssign)
-            if is_set or script.code(node.value) == "self":
+    """Replace ``model.module`` by the model, if it is one that was wrapped."""
+    flow, wraps = Flow(script), script.calls(WRAP)
+    for node in _module_attributes(script):
+        if any(origin in wraps for origin in _made_by(flow, node.value)):
+            if isinstance(script.parents[node], cst.AssignTarget | cst.AnnAssign):
                 raise CannotDerive
             edits.change(node, lambda new: new.value)
 
 
-def _is_parsed(value: cst.BaseExpression) -> bool:
-    """Whether a value is a parsed command line, of which ``args.module`` is an option."""
-    func = value.func if isinstance(value, cst.Call) else None
-    return isinstance(func, cst.Attribute) and func.attr.value == "parse_args"
+def _module_attributes(script: SourceTree) -> list[cst.Attribute]:
+    """Return every ``x.module``, other than a part of an object's own: ``self.module``."""
+    return [
+        node
+        for node in script.nodes
+        if isinstance(node, cst.Attribute)
+        and node.attr.value == "module"
+        and script.code(node.value) != "self"
+    ]
+
+
+def _made_by(flow: Flow, model: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return what may have made a model; torch.compile passes attributes on."""
+    origins = flow.origins(model)
+    compiled = [
+        origin
+        for origin in origins
+        if isinstance(origin, cst.Call) and flow.script.meaning(origin.func) == "torch.compile"
+    ]
+    inner = [argument for call in compiled for argument in positional(call)[:1]]
+    return [*origins, *(origin for argument in inner for origin in flow.origins(argument))]
+
+
+def _is_named(flow: Flow, owner: cst.BaseExpression) -> bool:
+    """Whether an expression is imported, or assigned from what this file does not make."""
+    script, code = flow.script, flow.script.code(owner)
+    root = code.partition(".")[0]
+    imports = {name for line in script.imports for _, name, _ in imported(line)}
+    return root in imports or bool(flow.bindings(code, flow.home(root, script.scope(owner))))
 
 
 def _group(script: SourceTree, edits: TreeEdits) -> None:

@@ -24,7 +24,7 @@ from .around_step import clip, step_hooks
 from .counting import TurnCount, count_of
 from .dataflow import AnyLoop, Flow
 from .endless import Endless
-from .group import leave_group
+from .group import check_modules, leave_group
 from .iterators import inner_loader, row_that_takes
 from .leftovers import leftovers
 from .loops import Loop
@@ -84,6 +84,8 @@ def _ported(script: SourceTree) -> SourceTree:
     refuse_anywhere(script)
     parts = Parts(script)
     refuse_loop(parts.training)
+    if not parts.is_flagged:
+        check_modules(script)
     edits = TreeEdits()
     for hook in step_hooks(parts):
         for line in hook.lines:
