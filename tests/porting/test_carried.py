@@ -193,6 +193,23 @@ def test_two_workers_compute_the_same_as_one(
         torch.testing.assert_close(actual[key], value, rtol=1e-4, atol=1e-5)
 
 
+def test_folders_are_made_by_one_of_two_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (HERE / "plain" / "module_level.py").read_text()
+    tested = "if not os.path.isdir('b'):\n    print('b')\n    os.mkdir('b')\n"
+    (tmp_path / "from").mkdir()
+    path = tmp_path / "from" / "folders.py"
+    made = f"os.makedirs('a')\n{tested}torch.manual_seed("
+    path.write_text(f"import os\n{text.replace('torch.manual_seed(', made, 1)}")
+    script, _ = ported(path, tmp_path)
+    run = run_script(script, tmp_path, workers=2)
+    assert run.summary.ended == "finished"
+    assert (tmp_path / "a").is_dir()
+    assert (tmp_path / "b").is_dir()
+
+
 def test_ported_script_needs_no_change(tmp_path: Path) -> None:
     script, _ = ported(HERE / "plain" / "functions.py", tmp_path)
     verdict = check(ScriptProgram(path=str(script)))

@@ -241,6 +241,41 @@ def test_file_read_before_training_stays_unguarded(where: str, is_once: bool) ->
     assert ("    with pace.once():" in lines_of(text)) is is_once
 
 
+FIRST = "with pace.once() as is_first:\n    if is_first:\n        "
+
+
+@pytest.mark.parametrize(
+    ("made", "ported"),
+    [
+        (
+            "os.makedirs('out')\nos.mkdir('log')",
+            f"{FIRST}os.makedirs('out')\n        os.mkdir('log')",
+        ),
+        (
+            "if not isdir(x):\n    print(x)\n    os.mkdir(x)",
+            "with pace.once():\n    if not isdir(x):",
+        ),
+        ("if not p.exists():\n    p.mkdir()", "with pace.once():\n    if not p.exists():"),
+        ("if exists(x):\n    print(x)\nelse:\n    os.mkdir(x)", f"{FIRST}if exists(x):"),
+        ("if new:\n    os.mkdir(x)\nelif exists(y):\n    os.mkdir(y)", f"{FIRST}if new:"),
+        (
+            "if not isdir(x):\n    MNIST(x, download=True)\n    n = 1",
+            "with pace.once():\n    if not",
+        ),
+        ("def make():\n    os.mkdir(x)\nif not isdir(x):\n    make()", None),
+        ("is_first = True\nos.mkdir(x)", None),
+    ],
+)
+def test_folder_is_made_once_in_a_block_that_all_reach(made: str, ported: str | None) -> None:
+    """The others may find it already, so that a block under the test is not reached by all."""
+    result = judged(f"{TRAINED}{made}\nfor epoch in range(3):\n    train()\n")
+    lines = [line[1:] for line in result.diff.splitlines()[2:] if line[0] in " +"]
+    found = "\n".join(lines)
+    assert found.count("pace.once()") == (ported is not None)
+    assert ported is None or ported in found
+    assert any("os.mkdir(...) runs in every worker" in n for n in result.notes) is (ported is None)
+
+
 def test_file_in_a_temporary_folder_is_written_by_every_worker() -> None:
     loop = "for epoch in range(3):\n    train()\n    torch.save(model.state_dict(), path)\n"
     inside = (

@@ -7,6 +7,7 @@ The passes of one round read the same tree, and a pass may change nodes inside a
     clip_grad_norm_            ->  pace's, of the averaged gradient
     weights clamped after it   ->  a hook of the step (around_step.py)
     torch.save, download=True  ->  under if pace.is_main, or with pace.once()
+    mkdir                      ->  with pace.once() as is_first, under if is_first
     a process group            ->  removed (group.py), if the group is always made
 
 If the group is made under an ``if``, that branch stays as it is: `launch` sets no RANK for such a
@@ -36,8 +37,12 @@ from .together import needs_together
 from .tree import Binding, CannotDerive, SourceTree, TreeEdits, positional
 
 _INDEXED = re.compile(r"""['"](cuda|xpu):\d+['"]""")
-_REPEATABLE = ("mkdir", "makedirs", "shutil.copy", "shutil.copy2", "shutil.copyfile")
+_REPEATABLE = ("shutil.copy", "shutil.copy2", "shutil.copyfile")
 """Endings of functions that each worker may repeat after the first one, before `prepare`."""
+_FOLDERS = ("mkdir", "makedirs")
+"""Endings of functions that fail if they are repeated, and whose folders all workers need."""
+_TESTS = re.compile(r"exists|is_?(dir|file)|listdir|glob")
+"""In a condition: what workers may find to be different while one of them writes."""
 _DEPTH = 8
 _IN_PLACE = ("append", "extend", "insert", "add", "update", "setdefault", "pop", "remove", "clear")
 """Methods that change a list, a set or a dict."""
@@ -474,24 +479,32 @@ def guard(
         pace: what the script calls the result of `connect`.
     """
     headers: dict[cst.CSTNode, str] = {}
+    once, alone = f"with {pace}.once():", f"if {pace}.is_main:"
     texts = {(line, func): text for line, func, text in writes(Source(script.module.code))}
     for call in script.every_call:
-        text = texts.get((script.line(call), script.code(call.func)))
-        line = None if text is None else _written_line(flow, call, before)
-        if text is None or line is None:
+        text = texts.get((script.line(call), script.code(call.func)), "")
+        line = _written_line(flow, call, before) if text else None
+        is_download, name = text.endswith("download=True)"), text.partition("(")[0]
+        is_in_loop = any(flow.around(call))
+        if line is None or (is_download and is_in_loop):
             continue
-        is_download = text.endswith("download=True)")
-        is_before = script.order[call] < script.order[before]
-        is_once = is_download or (text.split("(")[0].endswith(_REPEATABLE) and is_before)
-        is_bound = any(_changes(node) for node in script.within(line) if node is not call)
-        if any(flow.around(call)):
-            if is_download:
+        is_before = script.order[call] < script.order[before] and not is_in_loop
+        header = alone
+        if is_download or (name.endswith((*_REPEATABLE, *_FOLDERS)) and is_before):
+            line, header = _whole_test(flow, line, before), once
+            if line is None:
                 continue
-            is_once = False
-        if not is_bound or is_once:
-            headers[line] = f"with {pace}.once():" if is_once else f"if {pace}.is_main:"
+            if name.endswith(_FOLDERS) and not _makes_missing(script, line, call):
+                header = f"with {pace}.once() as is_first:\n    if is_first:"
+        is_bound = any(_changes(node) for node in script.within(line) if node is not call)
+        is_taken = header not in (once, alone) and script.uses("is_first")
+        if (not is_bound or header == once) and not is_taken and headers.get(line) != once:
+            headers[line] = header
     for line in _rereads(script, flow, before):
-        headers.setdefault(line, f"with {pace}.once():")
+        headers.setdefault(line, once)
+    for line in [line for line, header in headers.items() if header != alone]:
+        if not headers.keys().isdisjoint(script.up(line)):  # not all would reach it
+            del headers[line]
     for lines in _neighbours(script, headers):
         edits.wrap(lines, headers[lines[0]])
 
@@ -510,7 +523,43 @@ def _rereads(script: SourceTree, flow: Flow, before: cst.CSTNode) -> list[cst.CS
         and not any(flow.around(call))
         and _is_after(flow, call, before)
     ]
-    return [line for line in lines if isinstance(line, cst.SimpleStatementLine)]
+    found = [
+        _whole_test(flow, line, before)
+        for line in lines
+        if isinstance(line, cst.SimpleStatementLine)
+    ]
+    return [line for line in found if line is not None]
+
+
+def _whole_test(flow: Flow, line: cst.CSTNode, before: cst.CSTNode) -> cst.CSTNode | None:
+    """Return the outermost ``if`` around a line that looks for files; the line if there is none.
+
+    All workers must reach a `once` block, but the first one changes what the others find. None:
+    such an ``if`` cannot be in a block, or is around a call of the line's function.
+    """
+    script = flow.script
+    outside = [up for call in flow.calls_of(script.scope(line)) for up in script.up(call.node)]
+    if any(_tests_files(script, node) for node in outside):
+        return None
+    tests = [node for node in (line, *script.up(line)) if _tests_files(script, node)]
+    if not tests:
+        return line
+    whole = script.block_line(tests[-1])
+    return whole if _can_move(flow, whole, before) else None
+
+
+def _tests_files(script: SourceTree, node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.If) and _TESTS.search(script.code(node.test)) is not None
+
+
+def _makes_missing(script: SourceTree, line: cst.CSTNode, call: cst.Call) -> bool:
+    """Whether a line makes a folder only if it is not there: ``if not folder.exists(): ...``."""
+    if not isinstance(line, cst.If) or not isinstance(line.test, cst.UnaryOperation):
+        return False
+    owner = call.func.value if isinstance(call.func, cst.Attribute) else call.func
+    return any(
+        script.code(path) in script.inside(line.test) for path in (*positional(call)[:1], owner)
+    )
 
 
 def _is_after(flow: Flow, node: cst.CSTNode, before: cst.CSTNode, depth: int = 0) -> bool:
@@ -537,17 +586,21 @@ def _written_line(flow: Flow, call: cst.Call, before: cst.CSTNode) -> cst.CSTNod
     if isinstance(line, cst.SimpleStatementLine):
         around = script.parents.get(script.parents[line])
         if isinstance(around, cst.If) and around.orelse is None and len(around.body.body) == 1:
-            line = around if re.search("exists|isdir", script.code(around.test)) else line
+            line = around if _tests_files(script, around) else line
     elif not isinstance(line, cst.With):
         return None
+    return line if _can_move(flow, line, before) else None
+
+
+def _can_move(flow: Flow, line: cst.CSTNode, before: cst.CSTNode) -> bool:
+    """Whether a line may be in a block: it does not leave its own one, and trains nothing."""
+    script = flow.script
     kept = cst.Return | cst.Yield | cst.Continue | cst.Break | cst.Global
     nodes = list(script.within(line))
     if any(isinstance(node, kept) or (node is before and node is not line) for node in nodes):
-        return None
+        return False
     training_calls = set(script.calls("step", "backward"))
-    if any(not training_calls.isdisjoint(script.within(node)) for node in flow.reached([line])):
-        return None
-    return line
+    return all(training_calls.isdisjoint(script.within(node)) for node in flow.reached([line]))
 
 
 def _neighbours(script: SourceTree, headers: dict[cst.CSTNode, str]) -> list[list[cst.CSTNode]]:

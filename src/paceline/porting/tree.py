@@ -273,7 +273,10 @@ class TreeEdits(cst.CSTTransformer):
         self._gone.add(node)
 
     def wrap(self, lines: Sequence[cst.CSTNode], header: str) -> None:
-        """Indent neighbouring lines of a block under a header such as ``if pace.is_main:``."""
+        """Indent neighbouring lines of a block under a header such as ``if pace.is_main:``.
+
+        A header of several lines is one inside the other.
+        """
         self._heads[lines[0]] = header
         self._followers.update(dict.fromkeys(lines[1:], lines[0]))
 
@@ -326,15 +329,23 @@ class TreeEdits(cst.CSTTransformer):
     def _put(self, body: list[Any], old: cst.CSTNode, new: Any) -> None:
         """Append a line, under its header if it has one."""
         if old in self._followers:
-            suite = body[-1].body
-            body[-1] = body[-1].with_changes(body=suite.with_changes(body=[*suite.body, new]))
+            depth = self._heads[self._followers[old]].count("\n")
+            body[-1] = _with_last(body[-1], new, depth)
         elif old in self._heads:
-            head = cst.parse_statement(f"{self._heads[old]}\n    pass\n")
-            assert isinstance(head, cst.With | cst.If)
-            suite = head.body.with_changes(body=[new.with_changes(leading_lines=())])
-            body.append(head.with_changes(body=suite, leading_lines=new.leading_lines))
+            head, comments = new.with_changes(leading_lines=()), new.leading_lines
+            for text in reversed(self._heads[old].splitlines()):
+                outer: Any = cst.parse_statement(f"{text.strip()}\n    pass\n")
+                head = outer.with_changes(body=outer.body.with_changes(body=[head]))
+            body.append(head.with_changes(leading_lines=comments))
         else:
             body.append(new)
+
+
+def _with_last(block: Any, line: Any, depth: int) -> Any:
+    """Return a compound statement with one more line, in the last block ``depth`` levels inside."""
+    rows = list(block.body.body)
+    rows = [*rows[:-1], _with_last(rows[-1], line, depth - 1)] if depth else [*rows, line]
+    return block.with_changes(body=block.body.with_changes(body=rows))
 
 
 def _line(text: str, comments: Sequence[cst.EmptyLine]) -> Any:
