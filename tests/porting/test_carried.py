@@ -290,7 +290,12 @@ def test_loss_summed_over_a_batch_is_noted() -> None:
         ("output.sum(1).mean()", False),
         ("torch.sum(output, 1).mean()", False),
         ("output.sum() / len(output)", False),
-        ("F.nll_loss(output, target) * (output.sum() / 2)", False),
+        ("output.sum() / output.shape[0]", False),
+        ("F.nll_loss(output, target) * (output.sum() / len(output))", False),
+        ("F.nll_loss(output, target) / 4", False),
+        ("output.sum() / args.batch_size", True),
+        ("output.sum() / 64", True),
+        ("F.nll_loss(output, target) * (output.sum() / 2)", True),
     ],
 )
 def test_loss_sums_are_recognized(loss: str, is_sum: bool) -> None:
@@ -301,13 +306,15 @@ def test_loss_sums_are_recognized(loss: str, is_sum: bool) -> None:
     assert any("sums the loss over a batch" in note for note in notes) is is_sum
 
 
-def test_sum_divided_later_counts_as_a_mean() -> None:
+def test_sum_divided_later_by_its_samples_counts_as_a_mean() -> None:
     text = (HERE / "plain" / "functions.py").read_text()
     line = "        loss = F.nll_loss(output, target)\n"
     assert line in text
-    for divided in ("loss = loss / len(output)", "loss /= len(output)"):
-        lines = f"        loss = output.sum()\n        {divided}\n"
-        assert notes_of_sums(text.replace(line, lines)) == []
+    for divisor, is_noted in (("len(output)", False), ("n", False), ("args.batch_size", True)):
+        for divided in (f"loss = loss / {divisor}", f"loss /= {divisor}"):
+            lines = f"n = len(data)\n        loss = output.sum()\n        {divided}\n"
+            notes = notes_of_sums(text.replace(line, f"        {lines}"))
+            assert bool(notes) is is_noted
 
 
 def test_sum_over_a_drawn_batch_is_not_noted() -> None:

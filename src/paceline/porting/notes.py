@@ -29,6 +29,8 @@ _BY_HAND = (
     "pace.updates(n, loader) ends at the same version in all"
 )
 _DEPTH = 8
+_OF_BATCH = re.compile(r"\blen\(|\.size\(|\.shape\b|\.numel\(|\.sum\(")
+"""In a divisor: it is computed from the samples that a worker has."""
 
 
 def notes_of_loop(text: str, name: str, *, is_per_worker: bool = False) -> Iterator[str]:
@@ -76,7 +78,8 @@ def _notes_of_sums(training: Stepping, name: str) -> Iterator[str]:
     for line in sorted({script.line(call) for call in _summed_losses(training)}):
         yield (
             f"{name}:{line} sums the loss over a batch, and workers average their sums: with K "
-            "workers an update is 1/K as large; use the mean, or multiply the learning rate by K"
+            "workers an update is 1/K as large; use the mean (sum / len(x)), or multiply the "
+            "learning rate by K"
         )
 
 
@@ -146,20 +149,26 @@ def _asks_for_sum(script: SourceTree, call: cst.BaseExpression) -> bool:
 
 
 def _sums_in(flow: Flow, value: cst.BaseExpression, depth: int = 0) -> Iterator[cst.Call]:
-    """Yield ``x.sum()`` and ``torch.sum(x)`` where a loss is one, or has one added to it."""
+    """Yield ``x.sum()`` and ``torch.sum(x)`` where a loss is one, or has one added to it.
+
+    A sum over ``batch_size`` or another constant stays a sum: a worker's part has fewer samples.
+    """
     script, origins = flow.script, flow.origins(value)
-    divided = {
-        script.code(part.target)
+    divisors = [
+        part.value
         for part in script.within(script.scope(value))
-        if isinstance(part, cst.AugAssign) and isinstance(part.operator, cst.DivideAssign)
-    }
-    if script.code(value) in divided or any(map(_is_quotient, origins)) or depth > _DEPTH:
+        if isinstance(part, cst.AugAssign)
+        and isinstance(part.operator, cst.DivideAssign)
+        and script.code(part.target) == script.code(value)
+    ]
+    divisors += [origin.right for origin in origins if _is_quotient(origin)]  # type: ignore[attr-defined]  # a quotient
+    if not all(_is_constant(flow, divisor) for divisor in divisors) or depth > _DEPTH:
         return  # a mean
-    for origin in origins:
+    for origin in dict.fromkeys(origins):
         if isinstance(origin, cst.UnaryOperation):
             yield from _sums_in(flow, origin.expression, depth + 1)
         elif isinstance(origin, cst.BinaryOperation):
-            for side in (origin.left, origin.right):
+            for side in (origin.left,) if _is_quotient(origin) else (origin.left, origin.right):
                 yield from _sums_in(flow, side, depth + 1)
         elif isinstance(origin, cst.Call) and isinstance(origin.func, cst.Attribute):
             is_torch = script.meaning(origin.func) == "torch.sum"
@@ -169,6 +178,23 @@ def _sums_in(flow: Flow, value: cst.BaseExpression, depth: int = 0) -> Iterator[
 
 def _is_quotient(value: cst.BaseExpression) -> bool:
     return isinstance(value, cst.BinaryOperation) and isinstance(value.operator, cst.Divide)
+
+
+def _is_constant(flow: Flow, divisor: cst.BaseExpression) -> bool:
+    """Whether a divisor is a number, or what the script passes on as ``batch_size``."""
+    script, origins = flow.script, flow.origins(divisor)
+    if any(_OF_BATCH.search(script.code(part)) for part in (divisor, *origins)):
+        return False
+    if origins and all(isinstance(origin, cst.BaseNumber) for origin in origins):
+        return True
+    sizes = [by_name(call).get("batch_size") for call in script.every_call]
+    sizes += [argument for call in script.calls("DataLoader") for argument in positional(call)[1:2]]
+    sizes += [
+        element.value
+        for element in script.nodes
+        if isinstance(element, cst.DictElement) and "batch_size" in script.code(element.key)
+    ]
+    return script.code(divisor) in [script.code(size) for size in sizes if size is not None]
 
 
 def _notes_of_means(training: Stepping, name: str) -> Iterator[str]:
