@@ -469,6 +469,13 @@ def test_accelerate_precision_and_accumulation_are_kept() -> None:
     )
     result = leave_accelerate(text)[0]
     assert "\n                optimizer.zero_grad()\n            schedule.step()\n" in result
+    assert "(index + 1) % 4 == 0 or index + 1 == len(loader)" in result
+    counted = text.replace("for x, y in loader:", "for step, (x, y) in enumerate(loader):")
+    assert "if (step + 1) % 4 == 0 or step + 1 == len(loader):" in leave_accelerate(counted)[0]
+    counted = counted.replace("enumerate(loader)", "enumerate(loader, start=1)")
+    result = leave_accelerate(counted)[0]
+    assert "for index, (step, (x, y)) in enumerate(enumerate(loader, start=1)):" in result
+    assert "if (index + 1) % 4 == 0 or index + 1 == len(loader):" in result
 
 
 def test_zeroing_gradients_before_accumulation_is_refused() -> None:

@@ -93,8 +93,8 @@ def _due_condition(
         )
     loader, target = script.code(training.loop.loader), loop.target
     over = loop.iter
-    is_counted = isinstance(over, cst.Call) and script.code(over.func) == "enumerate"
-    if is_counted and isinstance(target, cst.Tuple) and len(positional(over)) == 1:  # type: ignore[arg-type]  # is_counted: a call
+    is_enumerated = isinstance(over, cst.Call) and script.code(over.func) == "enumerate"
+    if is_enumerated and isinstance(target, cst.Tuple) and len(over.args) == 1:  # type: ignore[attr-defined]  # is_enumerated: a call; start=1 would count from 1
         number = script.code(target.elements[0].value)
     else:
         number, targets = "index", script.code(target)
