@@ -211,6 +211,30 @@ def test_epochs_keep_their_values(numbers: str, ported: str) -> None:
     assert f"for epoch in {ported}:" in lines
 
 
+@pytest.mark.parametrize(
+    ("line", "ported"),
+    [
+        ("gpu = 'cuda:0'", "gpu = str(pace.device)"),
+        ("gpu = 'cuda:1' if found() else 'cpu'", "gpu = str(pace.device)"),
+        ("gpu = 'cuda:0' if found() else 'mps' if mac else 'cpu'", "gpu = str(pace.device)"),
+        ("gpu = torch.device('cuda:0' if found() else 'cpu')", "gpu = pace.device"),
+        ("gpu = torch.device('xpu:0') if found() else torch.device('cpu')", "gpu = pace.device"),
+        ("size = 256 if gpu == 'cuda:0' else 64", "size = 256 if gpu == 'cuda:0' else 64"),
+        (
+            "net = net.to('cuda:0') if found() else net",
+            "net = net.to(pace.device) if found() else net",
+        ),
+        ("text = \"trained on 'cuda:0'\"", "text = \"trained on 'cuda:0'\""),
+        (
+            "gpu = args.gpu if args.gpu else 'cuda:0'",
+            "gpu = args.gpu if args.gpu else str(pace.device)",
+        ),
+    ],
+)
+def test_only_a_numbered_device_becomes_the_workers(line: str, ported: str) -> None:
+    assert ported in lines_of(f"{TRAINED}{line}\nfor epoch in range(3):\n    train()\n")
+
+
 SAVED = f"{TRAINED}for epoch in range(3):\n    train()\n    torch.save(model.state_dict(), PATH)\n"
 
 

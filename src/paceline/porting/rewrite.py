@@ -37,6 +37,7 @@ from .together import needs_together
 from .tree import Binding, CannotDerive, SourceTree, TreeEdits, positional
 
 _INDEXED = re.compile(r"""['"](cuda|xpu):\d+['"]""")
+_DEVICE = re.compile(r"""['"]((cuda|xpu)(:\d+)?|mps|cpu)['"]""")
 _REPEATABLE = ("shutil.copy", "shutil.copy2", "shutil.copyfile")
 """Endings of functions that each worker may repeat after the first one, before `prepare`."""
 _FOLDERS = ("mkdir", "makedirs")
@@ -455,10 +456,40 @@ def _keep_numbers(parts: Parts, count: TurnCount, edits: TreeEdits) -> None:
 def _device(script: SourceTree, edits: TreeEdits) -> None:
     """Replace devices with numbers by the worker's device, which the launcher has set."""
     for value, _ in script.assigned:
-        if _INDEXED.search(script.code(value)) and "device_ids" not in script.code(value):
-            is_device = isinstance(value, cst.Call) and script.meaning(value.func) == "torch.device"
-            if is_device or isinstance(value, cst.IfExp | cst.SimpleString):
-                edits.replace(value, "pace.device" if is_device else "str(pace.device)")
+        code = script.code(value)
+        if not _INDEXED.search(code) or "device_ids" in code:
+            continue
+        choices = _choices(value)
+        if all(_is_device(script, choice) for choice in choices):
+            is_text = any(isinstance(choice, cst.SimpleString) for choice in choices)
+            edits.replace(value, "str(pace.device)" if is_text else "pace.device")
+            continue
+        for choice in choices if isinstance(value, cst.IfExp) else ():
+            moved_to = _moved_to(choice)
+            if _INDEXED.fullmatch(script.code(moved_to or choice)):
+                edits.replace(moved_to or choice, "pace.device" if moved_to else "str(pace.device)")
+
+
+def _moved_to(value: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return the device of ``x.to(device)``; None for anything else."""
+    func = value.func if isinstance(value, cst.Call) else None
+    if not isinstance(value, cst.Call) or not isinstance(func, cst.Attribute):
+        return None
+    return next(iter(positional(value)), None) if func.attr.value == "to" else None
+
+
+def _choices(value: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return the values of ``a if x else b if y else c``, or the value."""
+    if not isinstance(value, cst.IfExp):
+        return [value]
+    return [*_choices(value.body), *_choices(value.orelse)]
+
+
+def _is_device(script: SourceTree, value: cst.BaseExpression) -> bool:
+    """Whether a value is the name of a device, or made by ``torch.device``."""
+    if isinstance(value, cst.Call):
+        return script.meaning(value.func) == "torch.device"
+    return isinstance(value, cst.SimpleString) and bool(_DEVICE.fullmatch(script.code(value)))
 
 
 def _main(script: SourceTree, edits: TreeEdits) -> None:
