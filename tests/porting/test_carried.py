@@ -193,6 +193,26 @@ def test_two_workers_compute_the_same_as_one(
         torch.testing.assert_close(actual[key], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_scheduler_that_is_not_always_made_is_prepared(
+    is_asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (HERE / "plain" / "module_level.py").read_text()
+    made = re.search(r"scheduler = (.*)\n", text)
+    assert made is not None
+    text = text.replace(made[1], f"{made[1]} if {is_asked} else None")
+    plain = tmp_path / "plain.py"
+    plain.write_text(text.replace("scheduler.step()", "if scheduler: scheduler.step()"))
+    expected = run_alone(plain, tmp_path / "old")
+    (tmp_path / "new").mkdir()
+    script, verdict = ported(plain, tmp_path / "new")
+    assert "pace.prepare(model, optimizer, train_loader, scheduler)" in verdict.diff
+    actual = run_alone(script, tmp_path / "new")
+    assert all(torch.equal(actual[key], expected[key]) for key in expected)
+    run_script(script, tmp_path, workers=2)
+
+
 def test_folders_are_made_by_one_of_two_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

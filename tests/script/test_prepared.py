@@ -135,6 +135,17 @@ def test_prepare_is_called_once_and_returns_objects_in_order() -> None:
     assert list(pace.epochs(2)) == [0, 1]
 
 
+def test_none_is_returned_in_its_place() -> None:
+    alone = Alone()
+    model, optimizer, loader = alone.objects
+    with pytest.raises(ConfigError, match=r"prepare\(\) needs a model, got none"):
+        Pace(SoloExchange(), Context(device="cpu")).prepare(None, None)
+    pace = Pace(SoloExchange(), Context(device="cpu"))
+    ready = pace.prepare(model, None, optimizer, loader, None)
+    assert (*ready[:3], *ready[4:]) == (model, None, optimizer, None)
+    assert isinstance(ready[3], PreparedLoader)
+
+
 def test_a_model_on_the_cpu_is_refused_where_batches_are_moved() -> None:
     pace, model = Pace(SoloExchange(), Context(device="cpu")), nn.Linear(2, 2)
     pace.device = torch.device("cuda", 0)

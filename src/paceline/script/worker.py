@@ -308,7 +308,8 @@ class Pace(Participant):
 
         Args:
             objects: any number of ``nn.Module``, ``Optimizer`` and LR scheduler, and one
-                ``DataLoader`` over a data set or a stream. Instead of a loader a ``range`` whose
+                ``DataLoader`` over a data set or a stream. A None, as of a scheduler that is not
+                asked for, is returned in its place. Instead of a loader a ``range`` whose
                 numbers the loop goes through in each epoch, to index its batches: each number is
                 a mini-batch of one worker, as with batch="per-worker", and comes once an epoch.
                 Without either: see ``updates``.
@@ -350,16 +351,16 @@ class Pace(Participant):
         fast = _checked(batch, self._context.fast if fast is None else fast)
         refuse_apart(self._context, is_asked=together)
         _refuse_inside_a_worker(self._exchange)
-        num_batches = self._batches_of_update(accumulate, is_sticky=sticky)
         objects = self._of_this_trial(objects, split)
         if self._prepared is not None:
             return self._prepare_beside(self._prepared, objects, batch)
+        given, objects = objects, tuple(item for item in objects if item is not None)
         if self._in_trial:
             self._originals.append(Originals([x for x in objects if not isinstance(x, DataLoader)]))
         exchange, self._batch = self._exchange, _batch_of(objects, batch)
         options = PrepareOptions(
-            batch=self._batch, fast=fast, forward=forward, accumulate=num_batches,
-            is_sticky=sticky, closures=closures, split=split,
+            batch=self._batch, fast=fast, forward=forward, is_sticky=sticky, closures=closures,
+            split=split, accumulate=self._batches_of_update(accumulate, is_sticky=sticky),
         )  # fmt: skip
         self._prepared = prepared = Prepared(
             exchange, self._context, objects, self.device, self._keeper, options
@@ -374,7 +375,7 @@ class Pace(Participant):
         )
         self._keeper.add("published", lambda: self._published_at, self._set_published_at)
         self._keeper.add("updates", self._updates.remember, self._go_on_with_updates)
-        return _as_given([loader if isinstance(item, DataLoader) else item for item in objects])
+        return _as_given([loader if isinstance(item, DataLoader) else item for item in given])
 
     def _batches_of_update(self, accumulate: int, *, is_sticky: bool) -> int:
         """How many batches make an update. ConfigError: more than one, where that cannot be."""
