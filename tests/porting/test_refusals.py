@@ -625,6 +625,45 @@ def test_only_a_removed_sampler_loses_its_epoch(line: str, is_kept: bool) -> Non
     assert ("set_epoch" in text) is is_kept
 
 
+WRITTEN = """\
+import torch
+from torch import nn
+from torchvision.utils import save_image
+
+inputs = torch.randn(44, 6)
+model = nn.Linear(6, 6)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+for epoch in range(3):
+    order = torch.randperm(44)
+    for start in range(0, 44, 4):
+        optimizer.zero_grad()
+        model(inputs[order[start : start + 4]]).square().mean().backward()
+        optimizer.step()
+    WRITE
+"""
+
+
+@pytest.mark.parametrize(
+    ("write", "is_refused"),
+    [
+        ("save_image(model(torch.randn(8, 6)), 'some.png')", True),
+        ("with open('some', 'w') as some: some.write(str(torch.rand(1)))", True),
+        ("noise = torch.randn(8, 6)\n    save_image(model(noise), 'some.png')", False),
+        ("save_image(model(inputs), 'some.png')", False),
+        ("pass\nsave_image(model(torch.randn(8, 6)), 'some.png')", False),
+    ],
+)
+def test_line_that_draws_and_writes_between_drawn_orders_is_refused(
+    write: str, is_refused: bool
+) -> None:
+    """One worker alone would draw, and the next orders of the workers would differ."""
+    text = WRITTEN.replace("WRITE", write)
+    if is_refused:
+        assert "line 14 writes, which one worker does alone, and draws random" in reason(text)
+    else:
+        assert "if pace.is_main:" in port(text)
+
+
 PLAYER = """
 import torch.multiprocessing as mp
 

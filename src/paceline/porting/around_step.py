@@ -29,10 +29,11 @@ _CLIPPING = {
     "clip_grad_value_": "clip_grad_value_",
 }
 """Functions of torch.nn.utils, and the methods of pace that replace them."""
-_DRAWS = re.compile(
+DRAWS = re.compile(
     r"(^|[._])(rand\w*|normal_?|uniform_?|bernoulli_?|multinomial|dropout\w*|exponential_|cauchy_|"
-    r"geometric_|random_|trunc_normal_)$"
+    r"geometric_|random_|trunc_normal_|choices?|shuffle|permutation|samples?|gauss|poisson)$"
 )
+"""Names of functions that draw random numbers."""
 
 
 class StepHook(NamedTuple):
@@ -110,7 +111,7 @@ def _is_in_place(script: SourceTree, row: cst.CSTNode) -> bool:
     if not isinstance(row, cst.SimpleStatementLine):
         return False
     calls = [node for node in script.within(row) if isinstance(node, cst.Call)]
-    if any(_DRAWS.search(script.code(call.func)) for call in calls):
+    if any(DRAWS.search(script.code(call.func)) for call in calls):
         return False
     for statement in row.body:
         call = statement.value if isinstance(statement, cst.Expr) else None

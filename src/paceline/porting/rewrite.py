@@ -21,7 +21,7 @@ from itertools import takewhile
 
 import libcst as cst
 
-from .around_step import clip, step_hooks
+from .around_step import DRAWS, clip, step_hooks
 from .counting import TurnCount, count_of
 from .dataflow import AnyLoop, Flow
 from .endless import Endless
@@ -104,7 +104,9 @@ def _ported(script: SourceTree) -> SourceTree:
     _loop(parts, edits)
     _clear_first(parts, edits)
     clip(parts, edits)
-    guard(script, parts.flow, parts.before, edits)
+    guarded = guard(script, parts.flow, parts.before, edits)
+    if parts.loop.numbers is not None:  # each worker shuffles for itself
+        _refuse_draws(parts.flow, guarded, parts.loop.outer[-1])
     _device(script, edits)
     if parts.is_flagged:
         _main(script, edits)
@@ -502,12 +504,15 @@ def _main(script: SourceTree, edits: TreeEdits) -> None:
 
 def guard(
     script: SourceTree, flow: Flow, before: cst.CSTNode, edits: TreeEdits, pace: str = "pace"
-) -> None:
+) -> list[cst.CSTNode]:
     """Let one worker write what all would write at once; what all need, one writes first.
 
     Args:
         before: the line of `prepare`; all workers need what is made before it.
         pace: what the script calls the result of `connect`.
+
+    Returns:
+        The lines that only one worker runs now.
     """
     headers: dict[cst.CSTNode, str] = {}
     once, alone = f"with {pace}.once():", f"if {pace}.is_main:"
@@ -538,6 +543,25 @@ def guard(
             del headers[line]
     for lines in _neighbours(script, headers):
         edits.wrap(lines, headers[lines[0]])
+    return [line for line, header in headers.items() if header != once]
+
+
+def _refuse_draws(flow: Flow, guarded: list[cst.CSTNode], outer: AnyLoop) -> None:
+    """Raise CannotDerive if one worker alone would draw random numbers before an epoch.
+
+    The orders that the workers draw for themselves would then differ: some samples would be used
+    twice and others never.
+    """
+    script = flow.script
+    last = max(script.within(outer), key=script.order.__getitem__)
+    for line in (line for line in guarded if not _is_after(flow, line, last)):
+        for node in (part for holder in flow.reached([line]) for part in script.within(holder)):
+            if isinstance(node, cst.Call) and DRAWS.search(script.meaning(node.func)):
+                raise CannotDerive(
+                    f"line {script.line(line)} writes, which one worker does alone, and draws "
+                    f"random numbers by {script.code(node.func)}: the orders that each worker "
+                    "draws for its epochs would differ; draw in a line of its own above it"
+                )
 
 
 def _rereads(script: SourceTree, flow: Flow, before: cst.CSTNode) -> list[cst.CSTNode]:
