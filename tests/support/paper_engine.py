@@ -151,10 +151,10 @@ class PaperStore(StoreView):
     def num_jobs(self) -> int:
         return self._engine.num_done
 
-    keeps = False
+    keeps = True
 
     def ask_copy(self, number: int, main: int) -> None:
-        self._engine.board.asked = number
+        self._engine.board.asked, self._engine.board.main = number, main
 
     def withdraw_copy(self) -> None:
         self._engine.board.asked = 0

@@ -377,13 +377,13 @@ class PaperMember:
             self._do_jobs()
 
     def _snap(self, message: Snap) -> Doing[None]:
-        number, version, is_first, _ = message
+        number, version, is_first, _, is_main, _ = message
         if is_first:
             yield from self._settle(lambda: self._store.version >= version)
         yield Turn("copy")
         pinned = self._store.pin(number) if is_first else version
         assert pinned == version, f"version {version} was to be pinned, and {pinned} was"
-        self._send(messages.Copied(number, version, is_first, ""))
+        self._send(messages.Copied(number, version, is_first, "", 0.0, is_main))
 
     @property
     def _is_due(self) -> bool:

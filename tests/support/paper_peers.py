@@ -43,11 +43,13 @@ class Board:
         shares: the version that each share is at.
         gone: seats whose member has ended.
         asked: number of the checkpoint that is wanted.
+        main: 1 + the seat of the main member, which writes what scripts keep; else 0.
     """
 
     num_seats: int
     has_alarm: bool = False
     asked: int = 0
+    main: int = 0
     lines: dict[int, Line] = field(default_factory=dict)
     arrived: dict[int, int] = field(default_factory=dict)
     shares: dict[int, int] = field(default_factory=dict)
@@ -177,12 +179,13 @@ class PeerMember(PaperMember):
             self._tell_rows()
         if is_new:
             self._newest = asked
+            is_main = self._board.main == self.seat + 1
             if self.seat == 0:
                 pinned = self._store.pin(asked)
                 assert pinned == self._version
-                self._send(messages.Copied(asked, pinned, True, ""))
-            elif self.is_difference:
-                self._send(messages.Copied(asked, self._version, False, ""))
+                self._send(messages.Copied(asked, pinned, True, "", 0.0, is_main))
+            elif self.is_difference or is_main:
+                self._send(messages.Copied(asked, self._version, False, "", 0.0, is_main))
 
     def _tell_rows(self) -> None:
         if self._rows[self._num_told :]:

@@ -120,7 +120,7 @@ class StoreView:
         """Have peers pin the version of their next round for this checkpoint.
 
         Args:
-            main: the seat of the main member, which writes the script's own objects.
+            main: 1 + the seat of the main member, if it writes what the script keeps; else 0.
         """
         self._control[MAIN] = main
         self._control[SNAPSHOT] = number

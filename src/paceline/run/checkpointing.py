@@ -56,11 +56,12 @@ class _Draft:
     """When the member that pins was asked."""
     pinner: int = -1
     """The member that pins the version; -1: a job does, which another takes over if one dies."""
+    behind: int = -1
+    """The epoch whose loop's end it stands for, without what scripts did since; else -1."""
     main: int = -1
-    """The main member, where scripts keep objects of their own, until it has written them; -1:
-    nothing is awaited of it."""
+    """The main member, until it has written what the script keeps; -1: nothing is awaited of it."""
     has_kept: bool = False
-    """Whether they are written; between peers it may be reported before the border is known."""
+    """Whether that is written; between peers it may be reported before the border is known."""
 
     @property
     def is_whole(self) -> bool:
@@ -141,17 +142,27 @@ class Checkpointing:
         if run.is_open and self._due.by_step(now_s, run.coordinator.version):
             self._draft = self._begin(now_s)
             if self._draft is not None:
-                self._draft.main = self._main()
-                run.dispatch.ask_copy(self._draft.number, run.roster[self._draft.main].seat)
+                main = self._draft.main = self._main() if run.dispatch.store.keeps else -1
+                seat = run.roster[main].seat if main >= 0 else -1
+                run.dispatch.ask_copy(self._draft.number, 1 + seat)
 
     def _hurry(self) -> None:
-        """Hurry a member that is to copy the end, and may be busy with its script's own code."""
+        """Hurry a member that is to copy the end, and may be busy with its script's own code.
+
+        What the script keeps may be half changed in the middle of its loop, and is no reason to end
+        the main member: it is not hurried there, and not waited for much longer than others.
+        """
         run, draft = self._run, self._draft
         if draft is None or not draft.is_last or run.engine.processes is None:
             return
-        if run.now_s() - draft.asked_s > _HURRY_S:
-            for member in filter(self.wait_for, run.live):
-                run.processes.hurry(member)
+        waited_s = run.now_s() - draft.asked_s
+        if waited_s > _HURRY_S:
+            for member in run.live:
+                if self._blocks(member) or (member == draft.main and draft.behind >= 0):
+                    run.processes.hurry(member)
+        if waited_s > _COPY_S and draft.main >= 0:
+            draft.main = -1
+            self._hand_in_if_whole()
 
     def at_orders(self, orders: list[Order]) -> None:
         """Through the store: these orders, which are not sent yet, make the border."""
@@ -219,6 +230,9 @@ class Checkpointing:
     def left(self, member: int) -> None:
         """A member is gone, perhaps without having pinned or written its part."""
         draft = self._draft
+        if draft is not None and draft.main == member and not draft.is_last:
+            self._drop()  # another is the main one now, whose objects the next one has
+            return
         if draft is None or not draft.files:
             return
         draft.missing.discard(member)
@@ -236,13 +250,19 @@ class Checkpointing:
         draft = self._draft
         if draft is None or not draft.files:
             return False
-        is_needed = member in draft.missing or member == draft.main
-        return is_needed or (draft.pinner == member and not draft.is_pinned)
+        return member == draft.main or self._blocks(member)
+
+    def _blocks(self, member: int) -> bool:
+        """Whether a checkpoint cannot be without what this member has not done yet."""
+        draft = self._draft
+        if draft is None or not draft.files:
+            return False
+        return member in draft.missing or (draft.pinner == member and not draft.is_pinned)
 
     def is_late(self, member: int) -> bool:
         """Whether it has had time for its part, and another member could copy."""
         run, draft = self._run, self._draft
-        if draft is None or not self.wait_for(member):
+        if draft is None or not self._blocks(member):
             return False
         others = [
             entry for entry in run.roster.live if not entry.is_done and entry.number != member
@@ -371,9 +391,10 @@ class Checkpointing:
 
         Between peers it is the one that was told when the checkpoint was asked for.
         """
-        run = self._run
-        main = draft.main if run.by_peers else self._main()
-        if draft.has_kept or not run.dispatch.store.keeps:
+        run, main = self._run, draft.main
+        if not run.by_peers:
+            main = self._main() if run.dispatch.store.keeps else -1
+        if main < 0 or draft.has_kept:
             return -1
         entry = run.roster[main]
         return main if entry.is_alive and entry.has_joined and not entry.is_done else -1
@@ -382,11 +403,11 @@ class Checkpointing:
         """Tell the members that have a part in it; ``first`` pins the version, if none has."""
         run = self._run
         is_behind = not run.is_open and run.script_epoch == run.coordinator.epoch
-        behind = run.script_epoch if is_behind else -1
+        draft.behind = run.script_epoch if is_behind else -1
         others = draft.missing | {draft.main} - {-1}
         for number in (*(others - {first}), *(() if first is None else (first,))):
             run.dispatch.tell(number, Snap(
-                draft.number, draft.version, number == first, behind,
+                draft.number, draft.version, number == first, draft.behind,
                 is_main=number == draft.main, has_own=number in draft.missing or number == first,
             ))  # fmt: skip
 

@@ -106,7 +106,7 @@ class Dispatch:
         """Have a member pin the version of the next update for this checkpoint.
 
         Args:
-            main: the seat of the main member.
+            main: as of ``StoreView.ask_copy``.
         """
         self.store.ask_copy(number, main)
         self._begun.ask_copy(number)

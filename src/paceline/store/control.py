@@ -74,7 +74,8 @@ SKIPPED: Final = (_words(), _words())
 SNAPSHOT: Final = _words(5)
 """Number of the last checkpoint requested (writer: coordinator)."""
 MAIN: Final = SNAPSHOT + 3
-"""The seat of the main member when that checkpoint was requested (writer: coordinator)."""
+"""1 + the seat of the main member, if it is to write what scripts keep into that checkpoint; else 0
+(writer: coordinator)."""
 KEEPS: Final = SNAPSHOT + 4
 """1 when a script keeps objects of its own in checkpoints (writer: any member)."""
 ONCE: Final = SNAPSHOT + 1
