@@ -20,7 +20,7 @@ from ..errors import AllGone, ConfigError
 from ..replica.seeding import kept_random_state
 from .base import Superseded, are_at_odds
 from .member import MemberSide
-from .rounds import Barrier, GivenUp, Line, check_settings
+from .rounds import DIED, Barrier, GivenUp, Line, check_settings
 
 
 class Stage(IntEnum):
@@ -151,10 +151,13 @@ class Lockstep:
     def can_finish(self, lines: Sequence[Line]) -> bool:
         """Return whether to finish a round though a member wants to leave: all made its steps.
 
-        Each optimizer's state includes them, so a checkpoint of the version before is wrong.
+        Each optimizer's state includes them, so a checkpoint of the version before is wrong. Local
+        steps can also be exchanged through the store, which goes on without a member that died.
         """
+        copy = self._member.copy
         is_here = all(line.stage in (Stage.PUSHES, Stage.FOLLOWS) for line in lines)
-        return self._member.copy.is_difference and is_here
+        has_lost = any(line.leaves == DIED for line in lines)
+        return is_here and (copy.is_lockstep or (copy.is_difference and not has_lost))
 
     def _follow(self, lines: Sequence[Line]) -> None:
         """Join a step that the others are in while this member waited for their push."""

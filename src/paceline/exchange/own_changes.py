@@ -98,6 +98,7 @@ class OwnChanges:
         """Take over the update of what was handed in before a stop, which was pulled already."""
         if (handed_in := self._handed_in) is not None and handed_in.version < self._copy.version:
             self.arrived(handed_in.fragment)
+            self._copy.unedited.mark()
 
     def arrived(self, fragment: Fragment) -> None:
         """The update of this fragment is made, or in flight."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from ..errors import AllGone, ConfigError
 from ..events import Grant, Lease, Ticket
-from ..store.control import ALARM, KEEPS, MAIN, SNAPSHOT, VERSION
+from ..store.control import ALARM, MAIN, SNAPSHOT, VERSION
 from ..store.versions import NO_OVERFLOW
 from ..wire import messages
 from . import Route
@@ -23,7 +23,7 @@ from .averaging import Averaging, MakeAveraging
 from .base import Stopped, Work
 from .lockstep import DIED_TOGETHER, Lockstep, Stage
 from .member import MemberSide
-from .rounds import GivenUp, Line, RoundsTold
+from .rounds import DIED, GivenUp, Line, RoundsTold
 
 _NEVER_CANCELLED = 2**62
 """The serial used between peers: only the run's end cancels their work."""
@@ -211,10 +211,17 @@ class PeerRounds:
             max_norm=work.clip.max_norm, max_value=work.clip.max_value,
             hyper=member.settings() if work.weight or member.copy.is_lockstep else 0,
             bad_version=-1.0,
-            leaves=control[ALARM], snapshot=control[SNAPSHOT],
+            leaves=self._leaves(), snapshot=control[SNAPSHOT],
             stage=Stage.PUSHES if work.num_samples else stage,
         ))  # fmt: skip
         clock.wait_s = 0.0
+
+    def _leaves(self) -> int:
+        """Return 0, or whether the run stops or a member died, as all others see it, too."""
+        control = self._member.control
+        if not control[ALARM]:
+            return 0
+        return DIED if any(control[word] for word in control.gone) else 1
 
     def _conclude(self, lines: list[Line], fault: int) -> None:
         """The update is made: record the pushes that it used."""
@@ -251,7 +258,7 @@ class PeerRounds:
         """Take part in a checkpoint; the block stays as it is until all are at the next barrier."""
         member, snapshots, version = self._member, self._member.snapshots, self._member.version
         member.mail.look()  # the folder of checkpoints may have changed
-        is_main = member.seat == member.control[MAIN] and bool(member.control[KEEPS])
+        is_main = member.seat + 1 == member.control[MAIN]
         has_own = member.copy.is_difference or member.hooks.compressed is not None
         if member.seat == 0:
             snapshots.take(number, version, *self._averaging.standing(), is_main=is_main)

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ..store.clip import UNCLIPPED, Clip, clip_conflict
 from ..store.control import MET, Control
@@ -23,6 +23,8 @@ from .base import Clock, are_at_odds, conflict
 _WAIT_S = 0.1
 _PAIR = 2
 """With so many members, the one that waits has seen the other; with more a third may sleep."""
+DIED: Final = 2
+"""In ``Line.leaves``: a member died."""
 
 
 class Line(NamedTuple):
@@ -44,7 +46,7 @@ class Line(NamedTuple):
     bad_version: float
     """The version at which its share of the mean was not finite; -1: none."""
     leaves: float
-    """Not 0: it must leave for the coordinator."""
+    """Not 0: it must leave for the coordinator; `DIED`: since a member died."""
     snapshot: float
     """Number of the last checkpoint that it was asked for."""
     stage: float = 0.0
