@@ -368,32 +368,36 @@ def test_columns_freeze_with_their_parameters() -> None:
 
 
 class Towers(nn.Module):
-    """Two towers, written tower after tower or statement by statement."""
+    """Two towers, written tower after tower or statement by statement, perhaps with dropout."""
 
-    def __init__(self, *, is_interleaved: bool) -> None:
+    def __init__(self, *, is_interleaved: bool, rate: float) -> None:
         super().__init__()
-        self.is_interleaved = is_interleaved
+        self.is_interleaved, self.drop = is_interleaved, nn.Dropout(rate)
         self.a1, self.a2 = nn.Linear(4, 6), nn.Linear(6, 3)
         self.b1, self.b2 = nn.Linear(4, 6), nn.Linear(6, 3)
         self.double()
 
     def forward(self, x: Tensor) -> Tensor:
         if self.is_interleaved:
-            a, b = self.a1(x), self.b1(x)
+            a = self.a1(x)
+            b = self.b1(self.drop(x))
             a, b = self.a2(torch.relu(a)), self.b2(torch.relu(b))
         else:
             a = self.a2(torch.relu(self.a1(x)))
-            b = self.b2(torch.relu(self.b1(x)))
-        return torch.dropout(a + b, 0.5, self.training)
+            b = self.b2(torch.relu(self.b1(self.drop(x))))
+        return a + b
 
 
-@pytest.mark.parametrize(("is_interleaved", "num_pairs"), [(False, 2), (True, 0)])
-def test_a_pair_with_other_operations_in_between_is_not_divided(
-    is_interleaved: bool, num_pairs: int
+@pytest.mark.parametrize(
+    ("is_interleaved", "rate", "num_pairs"), [(False, 0.5, 2), (True, 0.5, 1), (True, 0.0, 2)]
+)
+def test_a_pair_is_not_divided_around_another_random_number(
+    is_interleaved: bool, rate: float, num_pairs: int
 ) -> None:
-    """They would draw other random numbers in each worker."""
-    model, x = Towers(is_interleaved=is_interleaved), torch.randn(5, 4, dtype=torch.float64)
-    traced = trace(model.eval(), (x,))
+    """Each worker would draw another one."""
+    model = Towers(is_interleaved=is_interleaved, rate=rate)
+    x = torch.randn(5, 4, dtype=torch.float64)
+    traced = trace(model, (x,))
     graph = measure(traced, (x,)).graph
     assert len(find_pairs(traced, graph)) == 2
     assert len(divisible_pairs(traced, graph, (x,), 2)) == num_pairs

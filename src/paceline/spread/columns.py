@@ -101,31 +101,46 @@ def single_pairs(
 def divisible_pairs(
     traced: TracedModel, graph: WorkGraph, args: Sequence[Tensor], num_workers: int
 ) -> tuple[ChannelPair, ...]:
-    """Return those of `single_pairs` whose columns add up to the pair's output.
+    """Return those of `single_pairs` whose columns add up to the pair's output, and between whose
+    layers no other operation draws random numbers, which would be other ones in each worker.
 
     Args:
         args: an example of the model's inputs.
     """
     pairs = single_pairs(traced, graph, num_workers)
     calls = [pair_of(traced, pair.nodes) for pair in pairs]
-    values = _recorded(traced, calls, args)
+    values, drawing = _recorded(traced, calls, args), _drawing(traced, args) if pairs else set()
     return tuple(
-        pair for pair, each in zip(pairs, calls, strict=True)
-        if _adds_up(traced, each, values, num_workers)
-    )  # fmt: skip
+        pair
+        for pair, each in zip(pairs, calls, strict=True)
+        if drawing.isdisjoint(_foreign(traced, each))
+        and _adds_up(traced, each, values, num_workers)
+    )
+
+
+def _foreign(traced: TracedModel, pair: LayerPair) -> list[fx.Node]:
+    """Return the operations that run between a pair's layers and are not of the pair."""
+    nodes = list(traced.graph_module.graph.nodes)
+    between = nodes[nodes.index(pair.first) : nodes.index(pair.second)]
+    return [node for node in between if node not in pair.inside]
+
+
+def _drawing(traced: TracedModel, args: Sequence[Tensor]) -> set[fx.Node]:
+    """Return the operations that draw from torch's generator in training."""
+    watch = _DrawWatch(traced.graph_module)
+    with (
+        modes_kept(traced.module),
+        untouched(traced.module),
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[]),
+    ):
+        traced.module.train()
+        watch.run(*args)
+    return watch.found
 
 
 def _are_used_once(traced: TracedModel, pair: LayerPair, num_workers: int) -> bool:
-    """Whether the operations of a pair follow each other, each of its layers is used once, and has
-    channels for so many workers.
-
-    Another operation in between would draw its random numbers as divided channels do: other ones
-    in each worker.
-    """
-    calls = [node for node in traced.graph_module.graph.nodes if node.op.startswith("call_")]
-    wanted, start = [*pair.inside, pair.second], calls.index(pair.first)
-    if calls[start : start + len(wanted)] != wanted:
-        return False
+    """Whether each layer of a pair is used once, and has channels for so many workers."""
     layers = _layers(traced, pair)
     if not all(
         _is_alone(traced, node, layer) for node, layer in zip(_calls(pair), layers, strict=True)
@@ -217,6 +232,21 @@ def _between(traced: TracedModel, pair: LayerPair) -> fx.GraphModule | None:
         return None
     graph.output(copies[output])
     return fx.GraphModule(traced.graph_module, graph)
+
+
+class _DrawWatch(fx.Interpreter):
+    """Runs a graph, and finds the operations that draw random numbers."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.found = set[fx.Node]()
+
+    def run_node(self, n: fx.Node) -> Any:
+        before = torch.get_rng_state()
+        result = super().run_node(n)
+        if not torch.equal(before, torch.get_rng_state()):
+            self.found.add(n)
+        return result
 
 
 class _Recorder(fx.Interpreter):
