@@ -487,3 +487,73 @@ def test_a_frozen_parameter_is_in_no_later_sum(tmp_path: Path, compress: str) ->
         script, tmp_path, workers=2, protocol="full-sync", path="collective", compress=compress
     )
     assert run.summary.updates == 24 * 8
+
+
+ONCE_BAD = """
+import torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+torch.manual_seed(0)
+inputs, targets = torch.randn(48, 4), torch.randn(48, 1)
+targets[5] = float("nan")
+model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+model[0].bias.requires_grad_(False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(inputs, targets), batch_size=8)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for epoch in pace.epochs(3):
+    for x, y in loader:
+        optimizer.zero_grad()
+        ((model(x) - y) ** 2).mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("compress", ["int8", "int4", "topk:50%", "none"])
+def test_one_bad_gradient_skips_one_update(tmp_path: Path, compress: str) -> None:
+    """A block that is not finite reaches what no gradient overwrites: frozen ones, and padding."""
+    script = tmp_path / "train.py"
+    script.write_text(ONCE_BAD)
+    run = run_script(
+        script, tmp_path, workers=2, protocol="full-sync", path="collective", compress=compress,
+        nonfinite="skip",
+    )  # fmt: skip
+    assert run.summary.updates == 3 * 6
+    assert run.summary.skipped_updates == 3
+
+
+FROZEN_BY_ONE = """
+import torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+torch.manual_seed(0)
+inputs, targets = torch.randn(48, 4).double(), torch.randn(48, 1).double()
+model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(inputs, targets), batch_size=8)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for epoch in pace.epochs(2):
+    for number, (x, y) in enumerate(loader):
+        if number == 2:
+            model[0].requires_grad_(pace.worker == 1)
+        optimizer.zero_grad()
+        ((model(x) - y) ** 2).mean().backward()
+        optimizer.step()
+    model[0].requires_grad_(True)
+pace.save()
+"""
+
+
+def test_a_parameter_frozen_in_one_worker_has_the_others_mean(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(FROZEN_BY_ONE)
+    runs = []
+    for path in ("collective", "peers"):
+        (folder := tmp_path / path).mkdir()
+        runs.append(run_script(script, folder, workers=2, protocol="full-sync", path=path))
+    for name, value in runs[0].state.items():
+        assert torch.allclose(value, runs[1].state[name], rtol=1e-12, atol=1e-12), name

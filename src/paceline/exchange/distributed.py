@@ -171,6 +171,7 @@ class DistributedAveraging(Averaging):
                 run.clamp_(-clip.max_value, clip.max_value)
         self._hooks.advance_schedule(self._copy.version)
         self._updater.step(self._mean, present, self._copy.rule.param_groups)
+        self._drop_means_of_others(present)
         self._reduce_buffers(weight)
         if not self._copy.is_difference:
             self._copy.unedited.mark()
@@ -228,6 +229,17 @@ class DistributedAveraging(Averaging):
         places = self._replica.layout.parameters.places
         for place, is_there in zip(places, present, strict=True):
             if not is_there:
+                place.flat(self._mean).zero_()
+
+    def _drop_means_of_others(self, present: Sequence[int]) -> None:
+        """Zero the mean of parameters for which only others have a gradient: where gradients are
+        summed in place, it would be added to the next mean as this member's own."""
+        own = self._store.present(self._seat)
+        places = self._replica.layout.parameters.places
+        if self._copy.is_difference or bytes(own) == bytes(present):
+            return
+        for place, is_there, is_own in zip(places, present, own, strict=True):
+            if is_there and not is_own:
                 place.flat(self._mean).zero_()
 
     def _reduce_all(self, runs: Sequence[Tensor], weight: float) -> None:
@@ -294,6 +306,8 @@ class DistributedAveraging(Averaging):
         """Return whether the mean was not finite; all members saw it and changed nothing."""
         if self._is_bad and not self._copy.skips_not_finite:
             self._refuse_not_finite()
+        if self._is_bad:  # also between parameters, where nobody else overwrites it
+            self._mean[: self._replica.layout.parameters.stop].zero_()
         return self._is_bad
 
     def _bad_name(self) -> str:
