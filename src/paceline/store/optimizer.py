@@ -210,6 +210,7 @@ class Updater:
         for piece, parameter in self._created:
             del self._optimizer.state[parameter]
             self._unbound.append((piece, parameter))
+            self._exists(piece).zero_()  # the owner of its first piece may have kept it as set
         self._created = []
         for value, kept in zip(self._private(), private, strict=True):
             value.copy_(kept)

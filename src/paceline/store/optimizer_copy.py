@@ -51,8 +51,12 @@ def is_elementwise(optimizer: Optimizer) -> bool:
 
 
 def keeps_gradients(optimizer: Optimizer) -> bool:
-    """Whether its step certainly leaves ``.grad`` unchanged: torch's own, without hooks."""
-    return is_elementwise(optimizer) and not has_hooks(optimizer)
+    """Whether its step certainly leaves ``.grad`` unchanged: torch's own, without hooks, and not
+    with ``foreach``, which computes in ``.grad`` (SGD with nesterov, Rprop; torch 2.13)."""
+    is_in_place = any(
+        group.get("foreach") for part in parts_of(optimizer) for group in part.param_groups
+    )
+    return is_elementwise(optimizer) and not is_in_place and not has_hooks(optimizer)
 
 
 def has_hooks(optimizer: Optimizer) -> bool:
