@@ -183,7 +183,7 @@ class MemberState:
 
         The script then repeats what it does in between, such as a scheduler's step.
         """
-        self._held = epoch, _State(self._pack(self._parts), self._pack_kept())
+        self._held = epoch, self._pack()
 
     def release(self) -> None:
         """Drop the held state: the next loop has begun."""
@@ -196,7 +196,7 @@ class MemberState:
             behind: the epoch at whose end the checkpoint was taken; -1: taken elsewhere.
         """
         held = self._held_at(behind)
-        packed = self._pack(self._parts) if held is None else held.own
+        packed = self._pack().own if held is None else held.own
         self._write(number, f"worker-{self._seat}", packed)
 
     def write_kept(self, number: int, behind: int = -1) -> None:
@@ -220,11 +220,18 @@ class MemberState:
         return None
 
     def _pack_kept(self) -> _Packed:
-        return self._pack(self._names_kept & self._parts.keys())
-
-    def _pack(self, names: Collection[str]) -> _Packed:
         tensors: dict[str, Tensor] = {}
-        return {name: pack(self._parts[name][0](), tensors, name) for name in names}, tensors
+        return self._packed(self._names_kept, tensors), tensors
+
+    def _pack(self) -> _State:
+        kept = self._pack_kept()
+        tensors = dict(kept[1])
+        own = kept[0] | self._packed(self._parts.keys() - self._names_kept, tensors)
+        return _State((own, tensors), kept)
+
+    def _packed(self, names: Collection[str], tensors: dict[str, Tensor]) -> dict[str, Any]:
+        parts = self._parts
+        return {name: pack(parts[name][0](), tensors, name) for name in parts if name in names}
 
     def write_tensors(
         self, number: int, layout: Layout, read: Callable[[TensorPlace], Tensor]
