@@ -329,7 +329,10 @@ class Controller:
         self._shutdown.tick(run.now_s())
         if not run.has_begun:
             return
+        was_waited_for = self._checkpointing.is_waited_for
         self._checkpointing.tick()
+        if was_waited_for:  # perhaps for the main member, which is late
+            self._borders.go_on_if_waiting()
         self._refuse_sums_in_vain()
         seconds = run.settings.seconds
         if seconds is not None and run.is_open and run.now_s() - run.watch.opened_s >= seconds:
