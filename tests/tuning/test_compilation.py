@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError
-from paceline.tuning.candidates import Compilation, compile_model
+from paceline.tuning.candidates import Compilation
+from paceline.tuning.compilation import compile_model
 from subjects import SIZE, batch, network, subject
 
 

@@ -5,7 +5,7 @@
     optimizer         one pass over each parameter, or over all at once
     precision         forward passes in 16 bits, only where the user lets numbers change
     channels last     weights of convolutions with their channels last in memory
-    compile           forward and backward as compiled code
+    compile           forward and backward as compiled code                         compilation.py
     loader workers    processes that load batches ahead of the step
     ahead             the next batch is copied to the device while this one is computed
 
@@ -13,14 +13,9 @@ Candidates that change the memory layout or the number of threads come before co
 depends on both. This module must not know how anything is measured.
 """
 
-import importlib.util
-import os
-import shutil
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..replica.layers import is_compiled
@@ -29,9 +24,9 @@ from ..store.layout import in_one_memory
 from ..store.optimizer_copy import order_as_parameters
 from . import allocator
 from .candidate import Candidate, Objects, TrialSubject
+from .compilation import compile_model, may_compile
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_COMPILERS = ("g++", "clang++", "c++")
 
 
 class Threads(Candidate):
@@ -169,20 +164,7 @@ class ChannelsLast(Candidate):
 
 
 class Compilation(Candidate):
-    """The model's forward and backward pass as compiled code (``torch.compile``).
-
-        call(batch) -- training, a usual number of samples --> compiled graph
-              |
-              `------- anything else (evaluation, an epoch's last batch) --> eager
-
-    An epoch's last batch and an evaluation have other shapes. Compiling for each of them costs more
-    than it saves, and a graph for all shapes is slower for the usual one. The model object stays
-    the user's: names in ``state_dict``, ``isinstance`` and ``copy.deepcopy`` (which does not copy
-    the compiled code) work as before.
-
-    Source: Ansel et al., "PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode
-    Transformation and Graph Compilation", ASPLOS 2024.
-    """
+    """The model's forward and backward pass as compiled code (``torch.compile``)."""
 
     name = "compile"
 
@@ -198,56 +180,6 @@ class Compilation(Candidate):
 
     def words(self, value: Value) -> str:
         return "compile" if value == "default" else f"compile {value}"
-
-
-def may_compile(device: torch.device) -> bool:
-    """Whether the compiler for generated code is installed: g++ for a CPU, Triton for a GPU."""
-    if device.type == "cpu":
-        return "CXX" in os.environ or any(shutil.which(name) for name in _COMPILERS)
-    return importlib.util.find_spec("triton") is not None
-
-
-def compile_model(model: nn.Module, mode: str, sizes: frozenset[int]) -> None:
-    """Make training calls of the model with ``sizes`` samples run compiled code.
-
-    Raises:
-        ConfigError: the model is already compiled, or the compiler is not installed.
-    """
-    device = next(model.parameters()).device
-    if is_compiled(model):
-        raise ConfigError("the model is already compiled; leave --compile out")
-    if not may_compile(device):
-        compiler = "a C++ compiler (g++)" if device.type == "cpu" else "Triton"
-        raise ConfigError(f"--compile {mode} needs {compiler}; none was found, so install it")
-    import torch._inductor.config as inductor
-
-    if torch.get_num_threads() == 1:  # the other cores belong to workers that compile as well
-        inductor.compile_threads = 1
-    eager: Callable[..., Any] = model._call_impl
-
-    def run(*arguments: Any, **options: Any) -> Any:
-        # torch does not compile its own frames, so without this one a plain nn.Sequential would
-        # silently stay eager (torch 2.13, model.compile()).
-        return eager(*arguments, **options)
-
-    compiled: Callable[..., Any] = torch.compile(run, mode=mode, dynamic=False)
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        is_training = model.training and torch.is_grad_enabled()
-        if is_training and _num_samples(arguments, options) in sizes:
-            return compiled(*arguments, **options)
-        return eager(*arguments, **options)
-
-    model._compiled_call_impl = call
-
-
-def _num_samples(arguments: tuple[Any, ...], options: dict[str, Any]) -> int:
-    """The length of the first tensor among the arguments, else of the first inside one; else 0."""
-    for value in (*arguments, *options.values()):
-        if isinstance(value, Tensor) and value.ndim:
-            return len(value)
-    leaves = torch.utils._pytree.tree_leaves((arguments, options))  # in dicts and lists
-    return next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim), 0)
 
 
 class LoaderWorkers(Candidate):
