@@ -61,7 +61,7 @@ def test_compiled_model_works_under_every_protocol(
     """The captured graph is run directly: generated code is torch's responsibility."""
     original, calls = torch.compile, []
 
-    def captured(function: Any, *, mode: str, dynamic: bool) -> Any:
+    def captured(function: Any, *, dynamic: bool, **_: Any) -> Any:
         def backend(graph: Any, _: Any) -> Any:
             def run(*arguments: Any) -> Any:
                 calls.extend(
@@ -91,7 +91,7 @@ def test_compiled_worker_is_cancelled_between_passes(
 ) -> None:
     original = torch.compile
     monkeypatch.setattr(
-        torch, "compile", lambda one, mode, dynamic: original(one, backend="eager", dynamic=dynamic)
+        torch, "compile", lambda one, dynamic, **_: original(one, backend="eager", dynamic=dynamic)
     )
     run, _ = _run(tmp_path, compile="default", protocol="k-sync:1", engine="inline")
     assert run.superseded

@@ -2,12 +2,15 @@
 
     call(batch) -- training, a usual number of samples --> compiled graph
           |
-          `------- anything else (evaluation, an epoch's last batch) --> eager
+          `------- anything else (evaluation, an epoch's last batch, other hooks) --> eager
 
 An epoch's last batch and an evaluation have other shapes. Compiling for each of them costs more
 than it saves, and a graph for all shapes is slower for the usual one. The model object stays the
 user's: names in ``state_dict``, ``isinstance`` and ``copy.deepcopy`` (which does not copy the
-compiled code) work as before. This module must not know what else makes a step faster.
+compiled code) work as before. Random numbers are those of eager code, so dropout has the same masks
+from the same seed; a hook that is added or removed after the first compiled call makes the calls
+eager, since torch's compiled code does not look for hooks. This module must not know what else
+makes a step faster.
 
 Source: Ansel et al., "PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode
 Transformation and Graph Compilation", ASPLOS 2024.
@@ -17,6 +20,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -58,15 +62,42 @@ def compile_model(model: nn.Module, mode: str, sizes: frozenset[int]) -> None:
         # silently stay eager (torch 2.13, model.compile()).
         return eager(*arguments, **options)
 
-    compiled: Callable[..., Any] = torch.compile(run, mode=mode, dynamic=False)
+    settings = {**torch._inductor.list_mode_options(mode), "fallback_random": True}
+    compiled: Callable[..., Any] = torch.compile(run, dynamic=False, options=settings)
+    hooks: _Hooks | None = None
 
     def call(*arguments: Any, **options: Any) -> Any:
+        nonlocal hooks
         is_training = model.training and torch.is_grad_enabled()
         if is_training and _num_samples(arguments, options) in sizes:
-            return compiled(*arguments, **options)
+            hooks = hooks or _Hooks(model)
+            if hooks.are_unchanged():
+                return compiled(*arguments, **options)
         return eager(*arguments, **options)
 
     model._compiled_call_impl = call
+
+
+class _Hooks:
+    """The hooks on a model's layers when it was compiled."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places: list[dict[int, Any]] = [
+            hooks
+            for module in model.modules()
+            for hooks in (
+                module._forward_hooks, module._forward_pre_hooks,
+                module._backward_hooks, module._backward_pre_hooks,
+            )
+        ]  # fmt: skip
+        self._compiled = self._numbers()
+
+    def _numbers(self) -> list[int]:
+        """The numbers that torch gave to the hooks, each to one of them."""
+        return list(chain.from_iterable(self._places))
+
+    def are_unchanged(self) -> bool:
+        return self._numbers() == self._compiled
 
 
 def _num_samples(arguments: tuple[Any, ...], options: dict[str, Any]) -> int:
