@@ -172,6 +172,23 @@ def test_option_that_changes_the_update_is_refused() -> None:
     assert "changes the loss after an update" in finding.reason
 
 
+class Dropping(Waiting):
+    """A model that drops inputs, and another one of them for each ``factor``."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        torch.rand(int(self.factor))
+        return super().forward(nn.functional.dropout(inputs)) / self.factor
+
+
+@pytest.mark.parametrize(("factor", "is_kept"), [(1.0, True), (2.0, False)])
+def test_option_that_draws_other_masks_is_refused(factor: float, is_kept: bool) -> None:
+    """Both arms begin with one seed, so that a random loss can be compared too."""
+    planted = Planted(FAST_S, factor=factor)
+    (finding,) = trial.try_all(subject(Dropping()), Speed(), [planted], 20.0).findings
+    assert finding.is_kept is is_kept
+    assert ("changes the loss" in finding.reason) is not is_kept
+
+
 def test_option_with_nan_loss_is_refused() -> None:
     (finding,) = run_trial(Planted(0.0, factor=math.nan)).findings
     assert not finding.is_kept

@@ -11,6 +11,7 @@ know which candidates there are, except for those settings.
 """
 
 import copy
+import math
 import signal
 import statistics
 import threading
@@ -73,6 +74,8 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 _PREFETCHED = 2
 """Batches that each worker process of a DataLoader has ready: torch's ``prefetch_factor``."""
+_SAME_LOSS = 1e-3
+"""Relative tolerance; a compiled or reordered sum differs by about 1e-6."""
 
 
 class Arm:
@@ -153,6 +156,30 @@ class Arm:
     def close(self) -> None:
         torch.set_num_threads(self._threads_before)
         self._batches = None
+
+
+def is_same_loss(expected: float, actual: float) -> bool:
+    """Whether two losses are equal up to rounding, or neither is a number."""
+    if not math.isfinite(actual):
+        return not math.isfinite(expected)
+    return abs(actual - expected) <= _SAME_LOSS * max(1.0, abs(expected))
+
+
+def difference_of(base: Arm, other: Arm, *, is_random: bool) -> str:
+    """How the losses of ``other`` differ from those of ``base``; empty if they do not.
+
+    Args:
+        is_random: whether they may differ, as long as they are numbers.
+    """
+    may_differ = is_random or other.speed.precision != base.speed.precision
+    for name, expected, actual in (
+        ("the loss", base.first_loss, other.first_loss),
+        ("the loss after an update", base.second_loss, other.second_loss),
+    ):
+        may_pass = may_differ and math.isfinite(actual)
+        if not (may_pass or is_same_loss(expected, actual)):
+            return f"changes {name}: {expected:.6g} to {actual:.6g}"
+    return ""
 
 
 def _wait(device: torch.device) -> None:

@@ -22,7 +22,7 @@ from ..errors import ConfigError
 from ..speed import Outcome
 from ..system.files import OpenFolder, cache_home, read_text
 
-FORMAT = 3
+FORMAT = 4
 """Raised when earlier outcomes no longer apply to the candidates."""
 
 

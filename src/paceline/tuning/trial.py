@@ -26,7 +26,18 @@ from ..replica.seeding import kept_random_state, seed_all
 from ..speed import Finding, Outcome, Speed
 from .allocator import kept_process
 from .candidate import Candidate, TrialSubject, cut_batch
-from .pairs import WORTH, Arm, TooLong, agree, compare, gain_of, quartiles, time_limit
+from .pairs import (
+    WORTH,
+    Arm,
+    TooLong,
+    agree,
+    compare,
+    difference_of,
+    gain_of,
+    is_same_loss,
+    quartiles,
+    time_limit,
+)
 
 BUDGET_S = 28.0
 _STEP_S = 0.35
@@ -36,8 +47,6 @@ _REST_S = 10.0
 """Reserved for everything that is measured on part of the batch."""
 WORTH_ONCE = 1.05
 """The gain needed where there is time for only one step of each arm."""
-_SAME_LOSS = 1e-3
-"""Relative tolerance; a compiled or reordered sum differs by about 1e-6."""
 _NO_TIME = "no time was left"
 
 
@@ -130,7 +139,7 @@ class _Trial:
                 self._note(finding, reason=f"failed: {_first_line(error)}")
                 continue
             gain = arms[0].second_s / arms[1].second_s
-            is_kept = gain > WORTH_ONCE and not self._difference(*arms)
+            is_kept = gain > WORTH_ONCE and not difference_of(*arms, is_random=self._is_random)
             self._note(finding, gain=gain, low=gain, high=gain, is_kept=is_kept,
                        reason="on a whole batch")  # fmt: skip
             if is_kept:
@@ -157,14 +166,15 @@ class _Trial:
         return Arm(self._subject, speed, self._candidates, is_fed=is_fed)
 
     def _has_random_loss(self) -> bool:
-        """Whether the model draws random numbers, so that two arms may differ."""
-        losses = []
-        for seed in (0, 1):
-            seed_all(seed)
+        """Whether the loss differs under one seed, so that two arms may differ."""
+        subject = self._subject
+
+        def loss() -> float:
+            seed_all(0)
             with torch.no_grad():
-                model = copy.deepcopy(self._subject.objects.model)
-                losses.append(float(self._subject.forward(model, self._subject.batch)))
-        return losses[0] != losses[1]
+                return float(subject.forward(copy.deepcopy(subject.objects.model), subject.batch))
+
+        return not is_same_loss(loss(), loss())
 
     def _faster_arm(self, base: Arm, speed: Speed, candidate: Candidate) -> Arm | None:
         """The arm with this option if it is worth keeping, else None; adds a finding."""
@@ -183,7 +193,8 @@ class _Trial:
         except Exception as error:  # whatever a compiler or a kernel raises: it is not available
             self._note(finding, reason=f"failed: {_first_line(error)}")
             return None
-        if not candidate.needs_feed and (difference := self._difference(base, other)):
+        difference = difference_of(base, other, is_random=self._is_random)
+        if difference and not candidate.needs_feed:
             self._note(finding, reason=difference)
             return None
         (low, median, high), is_steady = gain_of(
@@ -200,20 +211,6 @@ class _Trial:
         if not is_kept:
             other.close()
         return other if is_kept else None
-
-    def _difference(self, base: Arm, other: Arm) -> str:
-        """How the losses of ``other`` differ from those of ``base``; empty if they do not."""
-        may_differ = self._is_random or other.speed.precision != base.speed.precision
-        for name, expected, actual in (
-            ("the loss", base.first_loss, other.first_loss),
-            ("the loss after an update", base.second_loss, other.second_loss),
-        ):
-            is_same = may_differ or abs(actual - expected) <= _SAME_LOSS * max(1.0, abs(expected))
-            if not math.isfinite(actual):
-                is_same = not math.isfinite(expected)
-            if not is_same:
-                return f"changes {name}: {expected:.6g} to {actual:.6g}"
-        return ""
 
     def _replacing(self, best: Finding) -> Finding:
         """Replace a kept option of the same candidate; ``best`` with the gains of both."""
