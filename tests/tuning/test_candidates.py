@@ -93,6 +93,14 @@ def test_optimizer_state_follows_the_memory_order_of_its_weights() -> None:
     assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_only_weights_of_four_dimensions_get_their_channels_last() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv3d(2, 2, 3), nn.Linear(2, 2))
+    ChannelsLast().apply(subject(model).objects, True)
+    flat, deep = (model.get_parameter(f"{number}.weight") for number in (0, 1))
+    assert flat.is_contiguous(memory_format=torch.channels_last)
+    assert deep.is_contiguous()
+
+
 def test_weights_sharing_memory_are_not_converted() -> None:
     model = network()
     weight = next(model.parameters())

@@ -16,6 +16,7 @@ depends on both. This module must not know how anything is measured.
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ..errors import ConfigError
 from ..replica.layers import is_compiled
@@ -156,11 +157,16 @@ class ChannelsLast(Candidate):
 
     def apply(self, objects: Objects, value: Value) -> None:
         if value:
-            objects.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing overload in torch
+            objects.model._apply(_with_channels_last)
             order_as_parameters(objects.optimizer)
 
     def words(self, value: Value) -> str:
         return "channels last"
+
+
+def _with_channels_last(tensor: Tensor) -> Tensor:
+    """The tensor in that order; one of other dimensions, as of ``nn.Conv3d``, as it is."""
+    return tensor.to(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
 class Compilation(Candidate):
