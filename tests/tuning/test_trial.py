@@ -8,6 +8,7 @@ import itertools
 import math
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -178,6 +179,31 @@ class Dropping(Waiting):
     def forward(self, inputs: Tensor) -> Tensor:
         torch.rand(int(self.factor))
         return super().forward(nn.functional.dropout(inputs)) / self.factor
+
+
+class Lagging(torch.optim.SGD):
+    """An optimizer of the user's, with attributes beside its groups and its state."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), lr=0.1)
+        self.beta, self.lag, self.lock = 0.5, list(model.parameters()), threading.Lock()
+
+    def step(self, closure: Any = None) -> Any:
+        for one, lagging in zip(self.param_groups[0]["params"], self.lag, strict=True):
+            assert one is lagging
+            one.grad *= self.beta
+        return super().step(closure)
+
+
+def test_optimizer_is_copied_with_its_attributes() -> None:
+    mine = subject(model := Waiting())
+    torch.optim.lr_scheduler.StepLR(own := Lagging(model), 1)  # it replaces own.step
+    mine = replace(mine, objects=replace(mine.objects, optimizer=own))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    (finding,) = trial.try_all(mine, Speed(), [Planted(FAST_S)], 20.0).findings
+    assert finding.is_kept
+    for parameter, value in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter, value)
 
 
 @pytest.mark.parametrize(("factor", "is_kept"), [(1.0, True), (2.0, False)])

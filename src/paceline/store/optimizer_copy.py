@@ -37,6 +37,9 @@ FUSED = frozenset((torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.o
 EXISTS = "exists"
 """A state entry of one byte: whether the optimizer has made this parameter's state."""
 
+REPLACED = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group")
+"""Methods that schedulers and runs replace on one optimizer: on a copy they would reach it."""
+
 _TWIN = "is_paceline_twin"
 _SAME = 1e-4
 """The share of a movement that sums in another order may change."""
@@ -338,12 +341,8 @@ def make_twin(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
     if isinstance(optimizer, JointOptimizer):
         return _joint_twin(optimizer, groups)
     twin: Optimizer = object.__new__(type(optimizer))
-    private = {
-        "step", "zero_grad", "state_dict", "load_state_dict", "add_param_group", "state",
-        "param_groups",
-    }  # fmt: skip
     for name, value in optimizer.__dict__.items():
-        if name not in private:
+        if name not in {*REPLACED, "state", "param_groups"}:
             twin.__dict__[name] = copy.copy(value) if isinstance(value, dict) else value
     twin.__dict__[_TWIN] = True
     twin.__dict__["state"] = defaultdict(dict)

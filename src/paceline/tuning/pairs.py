@@ -17,6 +17,7 @@ import statistics
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from ..replica.seeding import seed_all
 from ..speed import Speed
+from ..store.optimizer_copy import REPLACED
 from . import allocator
 from .candidate import Candidate, Objects, TrialSubject
 from .candidates import autocast
@@ -92,13 +94,12 @@ class Arm:
     def __init__(
         self, subject: TrialSubject, speed: Speed, candidates: Sequence[Candidate], *, is_fed: bool
     ) -> None:
-        model, optimizer = copy.deepcopy((subject.objects.model, subject.objects.optimizer))
-        self._objects = Objects(model=model, optimizer=optimizer, sizes=subject.objects.sizes)
+        self._objects = objects = _copy_of(subject.objects)
         self._subject = subject
         self.speed = speed
         self._threads = speed.threads or torch.get_num_threads()
         self._threads_before = torch.get_num_threads()
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizer = objects.model, objects.optimizer
         torch.set_num_threads(self._threads)
         try:
             for candidate in candidates:
@@ -156,6 +157,20 @@ class Arm:
     def close(self) -> None:
         torch.set_num_threads(self._threads_before)
         self._batches = None
+
+
+def _copy_of(objects: Objects) -> Objects:
+    """Copies of model and optimizer, the latter with the attributes that torch does not copy."""
+    memo: dict[int, Any] = {}
+    model, optimizer = copy.deepcopy((objects.model, objects.optimizer), memo)
+    for name, value in vars(objects.optimizer).items():
+        if name in vars(optimizer) or name in REPLACED:
+            continue
+        try:
+            vars(optimizer)[name] = copy.deepcopy(value, memo)
+        except Exception:  # a lock or an open file has no copy: both have it
+            vars(optimizer)[name] = value
+    return replace(objects, model=model, optimizer=optimizer)
 
 
 def is_same_loss(expected: float, actual: float) -> bool:
