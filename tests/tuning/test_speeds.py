@@ -223,7 +223,7 @@ def test_data_without_loader_workers_stays_in_its_process(
 def test_trial_feed_is_endless_with_batches_of_one_size(
     size: int, wanted: int, speed: Speed
 ) -> None:
-    batches = Feed(speeds.loader(), size, torch.device("cpu"))(speed)
+    batches = Feed(speeds.loader(), range(speeds.NUM_SAMPLES), size, torch.device("cpu"))(speed)
     assert [len(next(batches)[0]) for _ in range(5)] == [wanted] * 5
 
 

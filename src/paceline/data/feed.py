@@ -21,7 +21,7 @@ Source: PyTorch documentation, "CUDA semantics": streams, ``record_stream``, pin
 """
 
 from collections import UserDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -341,3 +341,16 @@ def remade(
         multiprocessing_context=user.multiprocessing_context if num_workers else None,
         **others,
     )
+
+
+def of_one_batch(loader: DataLoader[Any], positions: Sequence[Any]) -> DataLoader[Any]:
+    """A loader of the batch of these samples; if the user's has workers, one of them fetches.
+
+    A data set may open its files in the first process that reads, and that must not be one that is
+    forked later.
+    """
+    options: dict[str, Any] = {"batch_sampler": [list(positions)]}
+    if loader.batch_sampler is None:
+        options = {"batch_size": None, "sampler": positions}
+    workers = min(1, loader.num_workers)
+    return remade(loader, workers, init=loader.worker_init_fn, dataset=loader.dataset, **options)

@@ -208,6 +208,16 @@ class EpochOrder:
             self._list()
         return self._ends
 
+    def look(self, num_positions: int) -> Sequence[Any]:
+        """List an order of a copy of the sampler; the first positions, all of one batch.
+
+        ``set_epoch`` is not called, and the user's own sampler draws nothing.
+        """
+        with self._seeded(mix(self._seed, _ORDER_SALT)):
+            self._list(self._copied())
+        ends = self._ends or [num_positions]
+        return self.indices[: min(num_positions, ends[0])]
+
     @contextmanager
     def _seeded(self, seed: int) -> Iterator[None]:
         """Seed all known generators inside the block, and restore their states afterwards."""

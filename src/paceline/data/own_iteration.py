@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..errors import ConfigError
 from ..replica.seeding import kept_random_state
-from .feed import remade
+from .feed import of_one_batch
 from .likeness import digest_of
 
 _FEW = 8
@@ -66,23 +66,13 @@ def _changes(loader: DataLoader[Any]) -> bool | None:
     """Whether iteration changes a batch; None: it cannot be found out."""
     try:
         with kept_random_state(), torch.no_grad():
-            batch = next(iter(_of_one_batch(loader)))
+            num_samples = min(loader.batch_size or _FEW, len(loader.dataset))  # type: ignore[arg-type]  # map-style
+            batch = next(iter(of_one_batch(loader, range(num_samples))))
             double, left = _double(loader, copy.deepcopy(batch))
             result = next(iter(double), None)
     except Exception:  # the user's code, in a pass that we made up
         return None
     return None if left else not _are_alike(batch, result)
-
-
-def _of_one_batch(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """A loader of the first samples; if the user's has workers, one of them fetches."""
-    data: Any = loader.dataset
-    indices = list(range(min(loader.batch_size or _FEW, len(data))))
-    options: dict[str, Any] = {"batch_sampler": [indices]}
-    if loader.batch_sampler is None:
-        options = {"batch_size": None, "sampler": indices}
-    workers = min(1, loader.num_workers)
-    return remade(loader, workers, init=loader.worker_init_fn, dataset=data, **options)
 
 
 def _double(loader: DataLoader[Any], batch: Any) -> tuple[DataLoader[Any], list[Any]]:

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, SubsetRandomSampler
 
-from ..data.feed import apply, fetch, plain_batches
+from ..data.feed import apply, plain_batches
 from ..speed import Speed, Value
 
 Forward = Callable[[nn.Module, Any], Tensor]
@@ -146,32 +146,33 @@ class Candidate(abc.ABC):
 
 
 class Feed:
-    """Endless batches of the user's data set, made as the user's loader makes them."""
+    """Endless batches of the user's data set, made as the user's loader makes them.
 
-    def __init__(self, loader: DataLoader[Any], size: int, device: torch.device) -> None:
-        num_samples = len(loader.dataset)  # type: ignore[arg-type]  # map-style
-        self._loader, self._size, self._device = loader, min(size, num_samples), device
+    Args:
+        positions: an epoch's samples, from which each batch has some at random.
+        size: samples of a batch.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], positions: Sequence[Any], size: int, device: torch.device
+    ) -> None:
+        self._loader, self._positions, self._device = loader, positions, device
+        self._size = min(size, len(positions))
 
     def __call__(self, speed: Speed) -> Iterator[Any]:
         original = self._loader
         num_workers = original.num_workers if speed.loader_workers < 0 else speed.loader_workers
+        is_batched = original.batch_sampler is not None
         loader: DataLoader[Any] = DataLoader(
-            original.dataset, batch_size=self._size, sampler=RandomSampler(original.dataset),  # type: ignore[arg-type]  # map-style
-            num_workers=num_workers, collate_fn=original.collate_fn, drop_last=True,
+            original.dataset, batch_size=self._size if is_batched else None, drop_last=is_batched,
+            sampler=SubsetRandomSampler(self._positions), num_workers=num_workers,
+            collate_fn=original.collate_fn, worker_init_fn=original.worker_init_fn,
             pin_memory=original.pin_memory and torch.accelerator.is_available(),
-            worker_init_fn=original.worker_init_fn,
             multiprocessing_context=original.multiprocessing_context if num_workers else None,
         )  # fmt: skip
         loader_speed = replace(speed, loader_workers=-1)  # `loader` has its processes already
         while True:
             yield from plain_batches(loader, self._device, loader_speed)
-
-
-def host_batch(loader: DataLoader[Any], size: int) -> Any:
-    """The first samples of the data set, collated."""
-    dataset: Any = loader.dataset
-    num_samples = min(size, len(dataset))
-    return loader.collate_fn(fetch(dataset, list(range(num_samples))))
 
 
 def num_samples_of(batch: Any, size: int) -> int:

@@ -8,6 +8,7 @@ optimizer's step is replaced. This module must not know exchanges or stores.
 
 import importlib.metadata
 import re
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,13 +18,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ..context import Context
-from ..data.feed import apply, move
+from ..data.feed import apply, move, of_one_batch
+from ..data.order import EpochOrder, length_of
 from ..errors import ConfigError, FileError
+from ..replica.seeding import kept_random_state
 from ..speed import Outcome, Speed
 from ..system.limits import is_out_of_memory
 from ..system.processors import num_cores, processor_name
 from . import allocator
-from .candidate import Candidate, Feed, TrialSubject, host_batch, num_samples_of
+from .candidate import Candidate, Feed, TrialSubject, num_samples_of
 from .candidates import CANDIDATES
 from .remembered import folder, key_of, remembered
 from .trial import try_all
@@ -73,9 +76,7 @@ def settle(subject: TrialSubject, loader: DataLoader[Any], context: Context, fas
         if not context.deterministic or candidate.is_repeatable
     ]
     if fast == "auto":
-        outcome, is_remembered = _outcome(subject, loader, context, speed, candidates)
-        speed = outcome.speed
-        notes = (*outcome.lines(), _source(outcome, is_remembered))
+        speed, notes = _measured(subject, loader, context, speed, candidates)
     elif context.precision == "auto":
         raise ConfigError(
             "--precision auto lets a trial choose 16 bits, but there is no trial: add --fast auto, "
@@ -108,21 +109,37 @@ def given_by_hand(context: Context, subject: TrialSubject) -> Speed:
     )
 
 
-def _outcome(
+def _measured(
     subject: TrialSubject,
     loader: DataLoader[Any],
     context: Context,
     chosen: Speed,
     candidates: Sequence[Candidate],
-) -> tuple[Outcome, bool]:
-    """The outcome of a trial, and whether it was remembered from an earlier one."""
+) -> tuple[Speed, tuple[str, ...]]:
+    """The speed that a trial chose, now or in an earlier run, and notes on it."""
+    order = EpochOrder(loader, seed=0)
     try:
-        subject = _with_batch(subject, loader)
+        batch = _first_batch(loader, order, subject.num_samples)
+    except Exception as error:  # the user's sampler, data set or collate_fn may raise anything
+        reason = traceback.format_exception_only(error)[-1].strip().splitlines()[-1]
+        return chosen, (f"fast: not measured, the first batch could not be loaded: {reason}",)
+    try:
+        subject = _with_batch(subject, loader, order, batch)
         key = _key(subject, loader, context, chosen, candidates)
     except RuntimeError as error:  # for example, a batch that does not fit on the device
         raise _no_step(error) from error
     is_shared = subject.num_workers > 1
-    return remembered(key, lambda: _make_trial(subject, chosen, candidates), is_shared=is_shared)
+    outcome, is_remembered = remembered(
+        key, lambda: _make_trial(subject, chosen, candidates), is_shared=is_shared
+    )
+    return outcome.speed, (*outcome.lines(), _source(outcome, is_remembered))
+
+
+def _first_batch(loader: DataLoader[Any], order: EpochOrder, size: int) -> Any:
+    """The first samples of ``order``, collated; the script's own draws stay what they were."""
+    with kept_random_state():
+        positions = order.look(1 if loader.batch_sampler is None else size)
+        return next(iter(of_one_batch(loader, positions)))
 
 
 def _make_trial(subject: TrialSubject, chosen: Speed, candidates: Sequence[Candidate]) -> Outcome:
@@ -150,15 +167,16 @@ def _no_step(error: BaseException) -> ConfigError:
     )
 
 
-def _with_batch(subject: TrialSubject, loader: DataLoader[Any]) -> TrialSubject:
+def _with_batch(
+    subject: TrialSubject, loader: DataLoader[Any], order: EpochOrder, batch: Any
+) -> TrialSubject:
     """The subject with a batch and a feed, which only a trial needs."""
     size, device = subject.num_samples, subject.device
-    batch = host_batch(loader, size)
     return replace(
         subject,
         batch=move(batch, device, is_pinned=False),
         num_samples=num_samples_of(batch, size),
-        feed=Feed(loader, size, device),
+        feed=Feed(loader, order.indices, size, device),
     )
 
 
@@ -245,7 +263,7 @@ def _key(
         parameters, modules, text, type(optimizer).__qualname__, settings,
         sorted(subject.objects.sizes), subject.num_workers,
         subject.steps_itself, loader.num_workers, type(loader.dataset).__qualname__,
-        len(loader.dataset), chosen, context.precision == "auto",  # type: ignore[arg-type]  # map-style
+        length_of(loader.dataset), chosen, context.precision == "auto",
         torch.__version__, importlib.metadata.version("paceline"), machine, str(device.type),
         num_cores(), torch.get_num_threads(), shapes, options,
     ))  # fmt: skip

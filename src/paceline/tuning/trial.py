@@ -257,16 +257,18 @@ class _Trial:
         return speed
 
     def _fed_arm(self, speed: Speed) -> Arm | None:
-        """The arm with batches from the loader; None, with a finding, if no time is left."""
+        """The arm with batches from the loader; None, with a finding, if it cannot be had."""
+        finding = Finding(name="loader_workers", what="loader", is_apart=True)
         try:
             if self._left_s < 1.0:
                 raise TooLong
             with time_limit(self._left_s):
                 return self._arm(speed, is_fed=True)
         except TooLong:
-            finding = Finding(name="loader_workers", what="loader", is_apart=True)
             self._note(finding, was_tried=False, reason=_NO_TIME)
-            return None
+        except Exception as error:  # samples that the user's code cannot put into one batch
+            self._note(finding, reason=f"failed: {_first_line(error)}")
+        return None
 
 
 def _is_in_total(finding: Finding) -> bool:
