@@ -21,11 +21,12 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..replica.layers import is_compiled
 from ..speed import AS_IT_IS, Speed, Value
+from ..store.joint import parts_of
 from ..store.layout import in_one_memory
-from ..store.optimizer_copy import order_as_parameters
 from . import allocator
 from .candidate import Candidate, Objects, TrialSubject
 from .compilation import compile_model, may_compile
+from .saved_state import KeptKernel, KeptOrder
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -102,10 +103,8 @@ class OptimizerKernel(Candidate):
                 f"{type(optimizer).__name__} has no fused kernel; leave --fused-optimizer out, or "
                 f"use {', '.join(kind.__name__ for kind in self.fused)}"
             )
-        for group in (*optimizer.param_groups, optimizer.defaults):
-            group["fused"], group["foreach"] = value == "fused", value == "foreach"
-        if value == "fused":
-            order_as_parameters(optimizer)
+        for part in parts_of(optimizer):
+            KeptKernel(part, str(value))
 
     def words(self, value: Value) -> str:
         return f"{value} optimizer"
@@ -157,8 +156,10 @@ class ChannelsLast(Candidate):
 
     def apply(self, objects: Objects, value: Value) -> None:
         if value:
+            strides = {each: each.stride() for each in objects.model.parameters()}
             objects.model._apply(_with_channels_last)
-            order_as_parameters(objects.optimizer)
+            for part in parts_of(objects.optimizer):
+                KeptOrder(part, strides)
 
     def words(self, value: Value) -> str:
         return "channels last"
