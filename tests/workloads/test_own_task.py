@@ -58,6 +58,31 @@ def test_invalid_task_gets_a_one_line_error(case: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+NO_MODEL = """
+import torch
+from torch.utils.data import TensorDataset
+from paceline import Splits, Task
+from paceline.workloads.base import classification_metrics
+
+rows = TensorDataset(torch.zeros(10, 4), torch.zeros(10, dtype=torch.int64))
+task = Task(
+    name="none", model=lambda: 3, loss=torch.nn.functional.cross_entropy,
+    data=lambda: Splits(train=rows, test=rows), learning_rate=0.1, batch_size=5, epochs=1,
+    metrics=classification_metrics,
+)
+"""
+
+
+@pytest.mark.parametrize("line", ["simulate {} -n 2 --delay 1ms", "verify {} -n 1", "export {}"])
+def test_every_verb_names_a_model_that_is_none(
+    say: Callable[[str], tuple[int, str, str]], tmp_path: Path, line: str
+) -> None:
+    (tmp_path / "modelless.py").write_text(NO_MODEL)
+    code, _, err = say(line.format("modelless:task"))
+    assert code == 2
+    assert "task none: model must return an nn.Module, got int" in err
+
+
 def test_splits_accept_a_tensor_data_set_in_a_type_checker() -> None:
     hints = get_type_hints(Splits)
     assert hints["train"] == Dataset[tuple[Tensor, ...]]

@@ -77,7 +77,7 @@ class Stepper:
         samples = [data[i] for i in range(count)]
         self._inputs = torch.stack([sample[0] for sample in samples])
         self._targets = torch.stack([torch.as_tensor(sample[1]) for sample in samples])
-        self._model = task.model().to(self._device).train()
+        self._model = task.module().to(self._device).train()
         self._optimizer = task.optimizer(self._model.parameters(), task.learning_rate)
         self._step(*self._batch(_LEAST))  # one-time allocations: gradients, state, code
         if limit_bytes:

@@ -205,7 +205,7 @@ class TrainingRun:
         self.samples = 0
         """Samples in all updates so far; the last batch of an epoch may be smaller."""
         self._loader = make_loader(splits.train, batch_size, is_shuffled=True)
-        self._model = task.model().to(self._device).train()
+        self._model = task.module().to(self._device).train()
         self._optimizer = task.optimizer(self._model.parameters(), learning_rate)
         self._batches = self._endless()
 

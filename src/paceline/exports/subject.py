@@ -92,7 +92,7 @@ def find_subject(spec: str, checkpoint: Path | None = None, num_workers: int = 1
     if spec not in TASKS and folder.is_dir():
         return find_subject(_task_of_run(folder), checkpoint or folder, num_workers)
     task = load_task(spec, num_workers)
-    return _loaded(task.name, task.model(), _inputs_of(task), checkpoint, task)
+    return _loaded(task.name, task.module(), _inputs_of(task), checkpoint, task)
 
 
 def import_subject(spec: str) -> None:

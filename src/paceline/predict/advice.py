@@ -165,7 +165,7 @@ def _profile(question: Question, task: Task, size: int, say: Say) -> Profile:
     """The profile of the question, or one that is taken now."""
     profile = read_profile(question.profile or _measure(question, task, size, say))
     profile.check(
-        task.name, sum(parameter.numel() for parameter in task.model().parameters()), size
+        task.name, sum(parameter.numel() for parameter in task.module().parameters()), size
     )
     if question.delay and not profile.delay:
         say(

@@ -158,7 +158,7 @@ def check_accuracy(task: Task, instead: str) -> None:
     if test is not None:
         inputs, targets = first_samples(test, 2)
         with torch.no_grad():
-            metrics = task.metrics(task.model().eval()(inputs), targets)
+            metrics = task.metrics(task.module().eval()(inputs), targets)
     if accuracy_among(metrics) is None:
         raise ConfigError(f"{task.name} measures no test accuracy: {instead}")
 

@@ -86,7 +86,7 @@ class TrainingWork:
         self._task, self._protocol = task, protocol
         self.splits = task.splits()
         seed_all(seed)
-        self.model = task.model()
+        self.model = task.module()
         self._learning_rate = lr or task.learning_rate
         optimizer = self._make_optimizer()
         self._refuse_others(optimizer)

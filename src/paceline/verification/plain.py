@@ -50,7 +50,7 @@ class Order:
 def fresh(task: Task, learning_rate: float | None = None) -> tuple[nn.Module, Optimizer]:
     """The model that every worker starts with, and its optimizer."""
     seed_all(0)
-    model = task.model()
+    model = task.module()
     return model, task.optimizer(model.parameters(), learning_rate or task.learning_rate)
 
 
