@@ -1,6 +1,6 @@
 """The inputs of an exported model are the first samples of its task's data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,9 +21,12 @@ class Samples:
     """A task with these samples to test with."""
 
     rows: list[Any]
+    training_rows: list[Any] = field(default_factory=list)
+    name: str = "samples"
 
     def splits(self) -> Any:
-        return SimpleNamespace(test=[(row, 0) for row in self.rows], train=None)
+        test, train = ([(row, 0) for row in rows] for rows in (self.rows, self.training_rows))
+        return SimpleNamespace(test=test, train=train)
 
 
 @pytest.mark.parametrize("rows", [np.ones((2, 3)), torch.ones(2, 3), [1.0, 1.0]])
@@ -31,6 +34,13 @@ def test_samples_are_collated_as_by_a_loader(rows: Any) -> None:
     (made,) = _inputs_of(Samples(list(rows)))(3)  # type: ignore[arg-type]  # all that is asked of a task
     assert made.flatten()[0] == 1.0
     assert len(made) == 3
+
+
+def test_task_without_test_samples_gives_those_to_train_on() -> None:
+    (made,) = _inputs_of(Samples([], [1.0, 2.0]))(3)  # type: ignore[arg-type]  # all that is asked
+    assert made.tolist() == [1.0, 2.0, 1.0]
+    with pytest.raises(ConfigError, match="task samples: its data has no samples"):
+        _inputs_of(Samples([]))(3)  # type: ignore[arg-type]  # all that is asked of a task
 
 
 @pytest.mark.parametrize("row", [(torch.ones(1), torch.ones(1)), "text", object()])

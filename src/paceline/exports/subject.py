@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, default_collate
 
 from ..checkpoints.state import load_tensors, tensors_of, uncompiled
 from ..errors import ConfigError, PacelineError, unknown
@@ -195,14 +195,21 @@ def random_inputs(
 
 
 def _inputs_of(task: Task) -> Callable[[int], tuple[Tensor, ...]]:
-    """Return a function that gives the first samples of a task's data, opened on first use."""
+    """Return a function that gives the first samples of a task's data, opened on first use.
+
+    They are samples to test with; samples to train on where there are none.
+    """
     opened: list[object] = []
 
     def inputs(batch: int) -> tuple[Tensor, ...]:
         if len(opened) < batch:
             splits = task.splits()
-            data = splits.test if splits.test is not None else splits.train
-            count = len(data)  # type: ignore[arg-type]  # a map-style data set has a length
+            data = splits.test
+            if data is None or not _length(data):
+                data = splits.train
+            count = _length(data)
+            if not count:
+                raise ConfigError(f"task {task.name}: its data has no samples")
             opened[:] = [data[i % count][0] for i in range(batch)]
         try:
             made = default_collate(opened[:batch])  # as a loader does
@@ -217,6 +224,10 @@ def _inputs_of(task: Task) -> Callable[[int], tuple[Tensor, ...]]:
         return (made,)
 
     return inputs
+
+
+def _length(data: Dataset[tuple[Tensor, ...]]) -> int:
+    return len(data)  # type: ignore[arg-type]  # a map-style data set has a length
 
 
 def _task_of_run(folder: Path) -> str:
