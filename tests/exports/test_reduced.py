@@ -1,12 +1,13 @@
 """Reduced precision: the rounding bound, and the smaller files."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.exports import FORMATS
@@ -69,6 +70,51 @@ def test_transformer_encoder_layers_are_not_reduced() -> None:
         assert (small(rows) - model(rows)).abs().max() < 0.05
     with pytest.raises(ConfigError, match=r"none but in nn\.TransformerEncoderLayer"):
         reduced(model[0], Precision.INT8, (rows,))
+
+
+class Halved(nn.Module):
+    """Computes with half the weights of a layer that it never calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.layer.weight * 0.5, self.layer.bias)
+
+
+@pytest.mark.parametrize("name", ["torchscript", "torchscript-trace", "export"])
+def test_weights_read_by_other_code_are_as_large_as_before(tmp_path: Path, name: str) -> None:
+    model, rows = Halved().eval(), torch.randn(3, 4)
+    small, path = reduced(model, Precision.INT8, (rows,)), tmp_path / "model"
+    FORMATS[name].write(small, (rows,), path, is_batch_fixed=False)
+    with torch.no_grad():
+        assert (small(rows) - model(rows)).abs().max() < 0.05
+        assert (FORMATS[name].load(path)(rows) - small(rows)).abs().max() < 1e-6
+
+
+def hooked(layer: nn.Module) -> None:
+    layer.register_forward_hook(lambda layer, inputs, output: 10 * output)
+
+
+def hooked_before(layer: nn.Module) -> None:
+    layer.register_forward_pre_hook(lambda layer, inputs: (10 * inputs[0],))
+
+
+def with_own_forward(layer: nn.Module) -> None:
+    layer.forward = lambda x: 10 * nn.functional.relu(x)  # type: ignore[method-assign]  # as users do
+
+
+@pytest.mark.parametrize("alter", [hooked, hooked_before, with_own_forward])
+def test_altered_layers_are_not_reduced(alter: Callable[[nn.Module], None]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Conv2d(1, 1, 1), nn.Linear(4, 4)).eval()
+    alter(model[0])
+    alter(model[1])
+    rows = torch.randn(1, 3, 4)
+    small = reduced(model, Precision.INT8, (rows,))
+    with torch.no_grad():
+        assert (small(rows) - model(rows)).abs().max() < 0.02 * model(rows).abs().max()
+    assert [type(layer) for layer in small.children()][:2] == [nn.Linear, nn.Conv2d]
 
 
 def test_original_model_is_unchanged() -> None:

@@ -3,6 +3,8 @@
     fp16, bf16   weights and arithmetic; inputs are cast on the way in, outputs back to float32
     int8         the weights of linear and convolution layers, one scale an output channel:
                      w ~ q * scale,   scale = max |w| / 127,   q in -127 .. 127
+                 other code that reads such a weight reads q * scale; layers that compute something
+                 else than their class does (hooks, a forward of their own) stay as they are;
                  arithmetic stays float32: the file is a quarter as large, and no faster
 
 Symmetric quantisation by channel is that of Krishnamoorthi, "Quantizing deep convolutional networks
@@ -48,44 +50,45 @@ class _Half(nn.Module):
         return outputs
 
 
-class _Int8Linear(nn.Module):
-    """A linear layer that holds its weights as int8."""
+class _Int8Layer(nn.Module):
+    """A layer that holds its weights as int8."""
 
-    weight: Tensor
+    quantised: Tensor
     scale: Tensor
 
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
         super().__init__()
         quantised, scale = quantise(layer.weight.detach())
-        self.register_buffer("weight", quantised)
+        self.register_buffer("quantised", quantised)
         self.register_buffer("scale", scale)
         self.bias = layer.bias
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights as numbers, for whatever reads them."""
+        return self.quantised.to(self.scale.dtype) * self.scale
+
+
+class _Int8Linear(_Int8Layer):
+    """A linear layer in int8."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight.to(torch.float32) * self.scale, self.bias)
+        return nn.functional.linear(x, self.weight, self.bias)
 
 
-class _Int8Conv2d(nn.Module):
-    """A convolution that holds its weights as int8."""
-
-    weight: Tensor
-    scale: Tensor
+class _Int8Conv2d(_Int8Layer):
+    """A convolution in int8."""
 
     def __init__(self, layer: nn.Conv2d) -> None:
-        super().__init__()
-        quantised, scale = quantise(layer.weight.detach())
-        self.register_buffer("weight", quantised)
-        self.register_buffer("scale", scale)
-        self.bias = layer.bias
+        super().__init__(layer)
         self.stride = layer.stride
         self.padding = layer.padding
         self.dilation = layer.dilation
         self.groups = layer.groups
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight.to(torch.float32) * self.scale
         return torch.conv2d(
-            x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
         )
 
 
@@ -115,10 +118,11 @@ def reduced(model: nn.Module, precision: Precision, inputs: tuple[Tensor, ...]) 
     copied = copy.deepcopy(model)
     if precision is Precision.INT8:
         smaller = _with_int8(copied)
-        if not any(isinstance(module, _Int8Linear | _Int8Conv2d) for module in smaller.modules()):
+        if not any(isinstance(module, _Int8Layer) for module in smaller.modules()):
             raise ConfigError(
-                "--precision int8: the model has no nn.Linear or nn.Conv2d layer, or "
-                "none but in nn.TransformerEncoderLayer(batch_first=True), which stays as it is"
+                "--precision int8: the model has no nn.Linear or nn.Conv2d layer, or none but in "
+                "nn.TransformerEncoderLayer(batch_first=True) or with a hook or a forward of its "
+                "own, which stay as they are"
             )
     else:
         smaller = _Half(copied, _DTYPES[precision])
@@ -135,11 +139,17 @@ def reduced(model: nn.Module, precision: Precision, inputs: tuple[Tensor, ...]) 
 def _with_int8(module: nn.Module) -> nn.Module:
     """The module with its layers replaced; only torch's own classes, which are known whole."""
     if type(module) is nn.Linear:
-        return _Int8Linear(module)
+        return module if _is_altered(module) else _Int8Linear(module)
     if type(module) is nn.Conv2d and module.padding_mode == "zeros":
-        return module if isinstance(module.padding, str) else _Int8Conv2d(module)
+        is_kept = isinstance(module.padding, str) or _is_altered(module)
+        return module if is_kept else _Int8Conv2d(module)
     if isinstance(module, nn.TransformerEncoderLayer) and module.self_attn.batch_first:
         return module  # torch's own kernel of it reads the weights of its layers
     for name, child in module.named_children():
         setattr(module, name, _with_int8(child))
     return module
+
+
+def _is_altered(layer: nn.Module) -> bool:
+    """Whether a call of the layer does more than its class says."""
+    return bool(layer._forward_pre_hooks or layer._forward_hooks or "forward" in vars(layer))
