@@ -42,6 +42,9 @@ def test_report_states_size_accuracy_and_fallback() -> None:
     assert "lenet.pt2 (aoti, fp16)" in text
     assert "2.0 KiB on disk; the weights are 4.0 KiB" in text
     assert "change -0.0250; 60 test samples" in text
+    assert "example only" not in text
+    text = "\n".join(render_export(replace(EXPORT, is_example_only=True)))
+    assert "1.0e-06 (batch 7); proved on the example only" in text
     fresh = replace(
         EXPORT, is_trained=False, accuracy=None, fell_back="onnx: not here",
         why_no_accuracy="the weights are fresh",

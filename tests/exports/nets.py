@@ -47,6 +47,18 @@ class Pair(Plain):
         return self.layer(x) * index
 
 
+class Tokens(nn.Module):
+    """A branch on the values of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(100, 2)
+
+    def forward(self, t: Tensor) -> Tensor:
+        rows = self.table(t)
+        return -rows if bool(t.max() > 50) else rows
+
+
 class Bare(nn.Module):
     """No layer that int8 supports."""
 

@@ -92,6 +92,15 @@ def test_unexportable_model_is_refused_with_the_reason(
     assert [path.name for path in tmp_path.iterdir() if path.suffix in (".pt", ".pt2")] == []
 
 
+@pytest.mark.parametrize("rest", ["", "--fixed-batch 2"])
+def test_trace_of_a_branch_on_tokens_is_refused(say: Say, rest: str) -> None:
+    line = f"export --model somenets:Tokens --input 1,16:int64 {rest} --format"
+    code, _, err = say(f"{line} torchscript-trace")
+    assert code == 2
+    assert "differs from the model's by" in err
+    assert say(f"{line} torchscript")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -54,6 +54,28 @@ def test_file_with_different_output_is_deleted(
     assert list(tmp_path.iterdir()) == []
 
 
+class Positive(nn.Module):
+    """Takes no negative numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x < 0).any()):
+            raise ValueError("negative")
+        return x.sqrt()
+
+
+def test_altered_inputs_that_the_model_cannot_take_are_left_out(tmp_path: Path) -> None:
+    subject = Subject(name="roots", model=Positive(), inputs=lambda batch: (torch.ones(batch, 4),))
+    assert write_proved(subject, Kept(1.0), tmp_path / "model.kept").is_example_only
+    with pytest.raises(ConfigError, match="output differs from the model's"):
+        write_proved(subject, Kept(2.0), tmp_path / "model.kept")
+
+
+def test_file_is_run_on_other_inputs_than_its_example(subject: Subject, tmp_path: Path) -> None:
+    for fixed_batch in (None, 3):
+        path = tmp_path / "model.kept"
+        assert not write_proved(subject, Kept(1.0), path, fixed_batch=fixed_batch).is_example_only
+
+
 class Masked(nn.Module):
     """Some outputs are minus infinity, as masked scores are, and some are nan."""
 

@@ -49,6 +49,7 @@ class Export(Measured):
         fell_back: why the requested format was not possible; "" if ``format`` is the requested one.
         weights_bytes: parameters and buffers of the model, before any reduction.
         max_differences: batch size -> largest difference of an output.
+        is_example_only: whether no other inputs than the example could be tried.
         accuracy: of the model in float32; None: not measured.
         file_accuracy: of the file, on the same ``accuracy_samples`` test samples.
         why_no_accuracy: why it was not measured, or "".
@@ -64,6 +65,7 @@ class Export(Measured):
     weights_bytes: int
     max_differences: dict[int, float]
     latencies: tuple[Latency, ...]
+    is_example_only: bool = False
     accuracy: float | None = None
     file_accuracy: float | None = None
     accuracy_samples: int = 0
@@ -124,6 +126,7 @@ def export(subject: Subject, wanted: Wanted, say: Callable[[str], None]) -> Expo
             value.numel() * value.element_size() for value in subject.model.state_dict().values()
         ),
         max_differences=written.differences,
+        is_example_only=written.is_example_only,
         latencies=tuple(_latency(subject, written, batch) for batch in written.differences),
         **_accuracies(subject, written, wanted.fixed_batch),
     )
@@ -186,6 +189,7 @@ def render_export(exported: Export) -> list[str]:
     differences = ", ".join(
         f"{value:.1e} (batch {batch})" for batch, value in exported.max_differences.items()
     )
+    only = "; proved on the example only" if exported.is_example_only else ""
     rows = [
         (f"batch {latency.batch}, {name}", three_figures(timing.median_s), quartiles(timing))
         for latency in exported.latencies
@@ -195,7 +199,7 @@ def render_export(exported: Export) -> list[str]:
         f"wrote        {exported.path} ({exported.format}, {exported.precision.value})",
         f"size         {format_bytes(exported.num_bytes)} on disk; the weights are "
         f"{format_bytes(exported.weights_bytes)}",
-        f"equal        largest difference of an output: {differences}",
+        f"equal        largest difference of an output: {differences}{only}",
         f"accuracy     {_accuracy(exported)}",
         "",
         *table(("latency", "median", "middle half"), rows),

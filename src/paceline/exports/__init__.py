@@ -3,6 +3,7 @@
     formats     what a format does (write a file, load it again), and the members
     subject     which model is meant, what goes in, and why it cannot be written
     reduced     the same model in fewer bits: fp16, bf16, int8
+    trials      the inputs that a file is proved on
     proof       write, prove equal, measure: the whole of an export
 
 It must not know runs.

@@ -1,11 +1,12 @@
 """Write a model to a file, and keep the file only if it computes the same as the model.
 
 The file is written to a temporary name, loaded, and run with several batch sizes on other inputs
-than its example, and on their negatives (which reveal a branch that a trace lost). A file with
-different outputs is deleted and refused. This module must not know how long anything takes.
+than its example, and on altered ones (trials.py). A file with different outputs is deleted and
+refused. This module must not know how long anything takes.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from ..system.reasons import reason
 from .formats import Format, Run
 from .reduced import Precision, reduced
 from .subject import Subject
+from .trials import Inputs, are_known, trials_of
 
 BATCHES = (1, 7)
 _EXAMPLE_BATCH = 2
@@ -43,6 +45,7 @@ class Written:
         model: the model that was written, in the file's precision.
         run: the loaded file as a function.
         differences: batch -> the largest absolute difference of an output.
+        is_example_only: whether there were no other inputs to run the file on.
     """
 
     path: Path
@@ -50,6 +53,7 @@ class Written:
     model: nn.Module
     run: Run
     differences: dict[int, float]
+    is_example_only: bool = False
 
 
 def write_proved(
@@ -80,22 +84,41 @@ def write_proved(
     try:
         _write(subject, form, model, example, beside, fixed_batch)
         batches = BATCHES if fixed_batch is None else (fixed_batch,)
+        trials = {batch: _trials(subject, example, batch) for batch in batches}
         run = form.load(beside)
         differences = {
-            batch: _difference(subject, model, run, batch, precision) for batch in batches
+            batch: _difference(subject, model, run, trials[batch], precision) for batch in batches
         }
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-    num_bytes = path.stat().st_size
-    return Written(path=path, num_bytes=num_bytes, model=model, run=run, differences=differences)
+    return Written(
+        path=path,
+        num_bytes=path.stat().st_size,
+        model=model,
+        run=run,
+        differences=differences,
+        is_example_only=all(are_known(tried, example) for tried in trials.values()),
+    )
+
+
+def _trials(subject: Subject, example: Inputs, batch: int) -> list[Inputs]:
+    """Return the inputs to compare on; of the altered ones those that the model can take."""
+    other, *altered = trials_of(subject.inputs, example, batch)
+    _outputs(subject, subject.model, other)
+    trials = [other]
+    for values in altered:
+        with suppress(ConfigError):
+            _outputs(subject, subject.model, values)
+            trials.append(values)
+    return trials
 
 
 def _write(
     subject: Subject,
     form: Format,
     model: nn.Module,
-    example: tuple[Tensor, ...],
+    example: Inputs,
     path: Path,
     fixed_batch: int | None,
 ) -> None:
@@ -112,16 +135,15 @@ def _write(
 
 
 def _difference(
-    subject: Subject, model: nn.Module, run: Run, batch: int, precision: Precision
+    subject: Subject, model: nn.Module, run: Run, trials: list[Inputs], precision: Precision
 ) -> float:
-    """Return the largest difference over two inputs.
+    """Return the largest difference over inputs of one batch size.
 
     Raises:
         ConfigError: it is too large, or the file does not run.
     """
-    inputs = subject.inputs(batch)
-    largest = 0.0
-    for values in (inputs, tuple(_negative(value) for value in inputs)):
+    batch, largest = len(trials[0][0]), 0.0
+    for values in trials:
         wanted = _outputs(subject, model, values)
         got = _output(subject, run, values, batch)
         if got.shape != wanted.shape:
@@ -157,7 +179,7 @@ def _largest(values: Tensor) -> float:
     return values.max().item() if values.numel() else 0.0
 
 
-def _outputs(subject: Subject, model: nn.Module, values: tuple[Tensor, ...]) -> Tensor:
+def _outputs(subject: Subject, model: nn.Module, values: Inputs) -> Tensor:
     """Return the model's own output.
 
     Raises:
@@ -178,7 +200,7 @@ def _outputs(subject: Subject, model: nn.Module, values: tuple[Tensor, ...]) -> 
     return wanted
 
 
-def _output(subject: Subject, run: Run, values: tuple[Tensor, ...], batch: int) -> Tensor:
+def _output(subject: Subject, run: Run, values: Inputs, batch: int) -> Tensor:
     try:
         with torch.no_grad():
             output = run(*values)
@@ -188,10 +210,6 @@ def _output(subject: Subject, run: Run, values: tuple[Tensor, ...], batch: int) 
             f"{reason(error)}; nothing was kept. --fixed-batch N writes one for N only"
         ) from error
     return output
-
-
-def _negative(value: Tensor) -> Tensor:
-    return -value if value.is_floating_point() else value
 
 
 def accuracy_of(

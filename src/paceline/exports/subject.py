@@ -146,7 +146,7 @@ def own_subject(
         raise ConfigError(f"{flag}{spec} could not be made: {reason(error)}") from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{flag}{spec} must return an nn.Module, got {type(model).__name__}")
-    return _loaded(attribute, model, random_inputs(shapes), checkpoint)
+    return _loaded(attribute, model, random_inputs(shapes, _num_rows(model)), checkpoint)
 
 
 def parse_input(text: str) -> InputShape:
@@ -175,11 +175,14 @@ def parse_input(text: str) -> InputShape:
 
 
 def random_inputs(
-    shapes: Sequence[InputShape],
+    shapes: Sequence[InputShape], num_values: int = 2
 ) -> Callable[[int], tuple[Tensor, ...]]:
-    """Return a function that makes inputs of N(0, 1), or 0s and 1s for integer types.
+    """Return a function that makes inputs of N(0, 1), or of integers from 0 on.
 
-    Inputs of the same batch size are the same.
+    Inputs of the same batch size are the same, of others different.
+
+    Args:
+        num_values: integers are less than this; those of bool are 0 and 1.
     """
 
     def inputs(batch: int) -> tuple[Tensor, ...]:
@@ -187,11 +190,21 @@ def random_inputs(
         return tuple(
             torch.randn(batch, *shape, generator=generator).to(dtype)
             if dtype.is_floating_point
-            else torch.randint(0, 2, (batch, *shape), generator=generator).to(dtype)
+            else torch.randint(
+                0, 2 if dtype is torch.bool else num_values, (batch, *shape), generator=generator
+            ).to(dtype)
             for shape, dtype in shapes
         )
 
     return inputs
+
+
+def _num_rows(model: nn.Module) -> int:
+    """Rows of the model's smallest table of embeddings, so that any integer below is one; or 2."""
+    tables = [
+        layer for layer in model.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+    ]
+    return min((table.num_embeddings for table in tables), default=2)
 
 
 def _inputs_of(task: Task) -> Callable[[int], tuple[Tensor, ...]]:
