@@ -25,7 +25,7 @@ LATENCY = Latency(
 EXPORT = Export(
     subject="lenet", is_trained=True, format="aoti", precision=Precision.FP16, fell_back="",
     path=Path("lenet.pt2"), num_bytes=2048, weights_bytes=4096, max_differences={7: 1e-6},
-    latencies=(LATENCY,), accuracy=0.9, file_accuracy=0.875, accuracy_samples=60,
+    latencies=(LATENCY,), reduction=0.0125, accuracy=0.9, file_accuracy=0.875, accuracy_samples=60,
 )  # fmt: skip
 
 
@@ -42,6 +42,7 @@ def test_report_states_size_accuracy_and_fallback() -> None:
     assert "lenet.pt2 (aoti, fp16)" in text
     assert "2.0 KiB on disk; the weights are 4.0 KiB" in text
     assert "change -0.0250; 60 test samples" in text
+    assert "float32      an output differs by up to 1.25% of their spread" in text
     assert "example only" not in text
     text = "\n".join(render_export(replace(EXPORT, is_example_only=True)))
     assert "1.0e-06 (batch 7); proved on the example only" in text

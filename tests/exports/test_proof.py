@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.exports.formats import Format, Run
 from paceline.exports.proof import write_proved
+from paceline.exports.reduced import Precision
 from paceline.exports.subject import InputShape, Subject, parse_input, random_inputs
 from paceline.system.reasons import reason
 
@@ -74,6 +75,58 @@ def test_file_is_run_on_other_inputs_than_its_example(subject: Subject, tmp_path
     for fixed_batch in (None, 3):
         path = tmp_path / "model.kept"
         assert not write_proved(subject, Kept(1.0), path, fixed_batch=fixed_batch).is_example_only
+
+
+class Offset(nn.Module):
+    """Weights of which int8 keeps only the one that its first input, 0, is multiplied by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        with torch.no_grad():
+            self.layer.weight[:, 0] = 1e6
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * torch.tensor([0.0, 1.0, 1.0, 1.0]))
+
+
+def test_precision_that_loses_the_model_is_refused(tmp_path: Path) -> None:
+    subject = Subject(name="offset", model=Offset(), inputs=random_inputs([parse_input("1,4")]))
+    path = tmp_path / "model.kept"
+    with pytest.raises(ConfigError, match="in int8 an output of offset differs from the float32"):
+        write_proved(subject, Kept(1.0), path, precision=Precision.INT8)
+    assert list(tmp_path.iterdir()) == []
+    assert write_proved(subject, Kept(1.0), path).reduction is None
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16, Precision.INT8])
+def test_difference_from_float32_is_reported(
+    subject: Subject, tmp_path: Path, precision: Precision
+) -> None:
+    path = tmp_path / "model.kept"
+    reduction = write_proved(subject, Kept(1.0), path, precision=precision).reduction
+    assert reduction is not None
+    assert 0.0 < reduction < 0.05
+
+
+class Classes(Offset):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).argmax(1)
+
+
+def test_difference_of_classes_is_not_measured(tmp_path: Path) -> None:
+    subject = Subject(name="classes", model=Classes(), inputs=random_inputs([parse_input("1,4")]))
+    written = write_proved(subject, Kept(1), tmp_path / "model.kept", precision=Precision.INT8)
+    assert written.reduction is None
+
+
+def test_equal_outputs_are_rounded_without_an_error(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    nn.init.zeros_(model.weight)
+    nn.init.constant_(model.bias, 0.3)
+    subject = Subject(name="flat", model=model, inputs=random_inputs([parse_input("1,4")]))
+    path = tmp_path / "model.kept"
+    assert write_proved(subject, Kept(1.0), path, precision=Precision.BF16).reduction == 0.0
 
 
 class Masked(nn.Module):

@@ -49,6 +49,8 @@ class Export(Measured):
         fell_back: why the requested format was not possible; "" if ``format`` is the requested one.
         weights_bytes: parameters and buffers of the model, before any reduction.
         max_differences: batch size -> largest difference of an output.
+        reduction: largest difference of an output in this precision from float32, as a share of
+            the outputs' spread; None: not measured.
         is_example_only: whether no other inputs than the example could be tried.
         accuracy: of the model in float32; None: not measured.
         file_accuracy: of the file, on the same ``accuracy_samples`` test samples.
@@ -65,6 +67,7 @@ class Export(Measured):
     weights_bytes: int
     max_differences: dict[int, float]
     latencies: tuple[Latency, ...]
+    reduction: float | None = None
     is_example_only: bool = False
     accuracy: float | None = None
     file_accuracy: float | None = None
@@ -126,6 +129,7 @@ def export(subject: Subject, wanted: Wanted, say: Callable[[str], None]) -> Expo
             value.numel() * value.element_size() for value in subject.model.state_dict().values()
         ),
         max_differences=written.differences,
+        reduction=written.reduction,
         is_example_only=written.is_example_only,
         latencies=tuple(_latency(subject, written, batch) for batch in written.differences),
         **_accuracies(subject, written, wanted.fixed_batch),
@@ -200,11 +204,18 @@ def render_export(exported: Export) -> list[str]:
         f"size         {format_bytes(exported.num_bytes)} on disk; the weights are "
         f"{format_bytes(exported.weights_bytes)}",
         f"equal        largest difference of an output: {differences}{only}",
+        *_reduction(exported),
         f"accuracy     {_accuracy(exported)}",
         "",
         *table(("latency", "median", "middle half"), rows),
         *([f"note: not as {exported.fell_back}"] if exported.fell_back else []),
     ]
+
+
+def _reduction(exported: Export) -> list[str]:
+    if exported.reduction is None:
+        return []
+    return [f"float32      an output differs by up to {exported.reduction:.2%} of their spread"]
 
 
 def _accuracy(exported: Export) -> str:

@@ -2,12 +2,14 @@
 
 The file is written to a temporary name, loaded, and run with several batch sizes on other inputs
 than its example, and on altered ones (trials.py). A file with different outputs is deleted and
-refused. This module must not know how long anything takes.
+refused, and so is a precision in which the model is another one. This module must not know how
+long anything takes.
 """
 
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -33,6 +35,8 @@ _ALLOWED = {
     Precision.BF16: 8e-2,
 }
 """Largest difference from the model in the same precision, times max(1, its largest output)."""
+_GROSS = 0.25
+"""Largest difference of a precision from float32, as a share of the outputs' spread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,8 @@ class Written:
         model: the model that was written, in the file's precision.
         run: the loaded file as a function.
         differences: batch -> the largest absolute difference of an output.
+        reduction: the largest difference of ``model`` from the float32 one, as a share of the
+            spread of all outputs; None for float32, and for outputs that are integers.
         is_example_only: whether there were no other inputs to run the file on.
     """
 
@@ -53,6 +59,7 @@ class Written:
     model: nn.Module
     run: Run
     differences: dict[int, float]
+    reduction: float | None = None
     is_example_only: bool = False
 
 
@@ -85,6 +92,7 @@ def write_proved(
         _write(subject, form, model, example, beside, fixed_batch)
         batches = BATCHES if fixed_batch is None else (fixed_batch,)
         trials = {batch: _trials(subject, example, batch) for batch in batches}
+        reduction = _reduction(subject, model, list(chain(*trials.values())), precision)
         run = form.load(beside)
         differences = {
             batch: _difference(subject, model, run, trials[batch], precision) for batch in batches
@@ -98,6 +106,7 @@ def write_proved(
         model=model,
         run=run,
         differences=differences,
+        reduction=reduction,
         is_example_only=all(are_known(tried, example) for tried in trials.values()),
     )
 
@@ -161,6 +170,33 @@ def _difference(
             )
         largest = max(largest, difference)
     return largest
+
+
+def _reduction(
+    subject: Subject, model: nn.Module, trials: list[Inputs], precision: Precision
+) -> float | None:
+    """Return how far the model in fewer bits is from the float32 one, over the outputs' spread.
+
+    Raises:
+        ConfigError: it is more than the rounding of a network explains.
+    """
+    if precision is Precision.FP32:
+        return None
+    wanted = torch.cat([_outputs(subject, subject.model, values).flatten() for values in trials])
+    if not wanted.is_floating_point():  # a class is another one as soon as two were close
+        return None
+    got = torch.cat([_outputs(subject, model, values).flatten() for values in trials])
+    difference, largest_value = _gap(got, wanted)
+    finite = wanted[wanted.isfinite()].double()
+    spread = _largest(finite) + _largest(-finite)  # largest less smallest
+    # Outputs that are all alike have no spread, and are rounded nevertheless.
+    if not difference <= max(_GROSS * spread, _ALLOWED[precision] * max(1.0, largest_value)):
+        raise ConfigError(
+            f"refused: in {precision.value} an output of {subject.name} differs from the float32 "
+            f"model's by {difference:.3g}, where all outputs spread over {spread:.3g}; nothing was "
+            "kept. Another --precision may do"
+        )
+    return difference / spread if spread else 0.0
 
 
 def _gap(got: Tensor, wanted: Tensor) -> tuple[float, float]:

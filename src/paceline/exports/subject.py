@@ -27,6 +27,7 @@ from ..system.reasons import reason
 from ..trace import FILE_NAME, read_header
 from ..workloads import TASKS, import_module, load_task
 from ..workloads.base import Task
+from .trials import Inputs
 
 CHAPTER = "chapter-mlp"
 
@@ -60,7 +61,7 @@ class Subject:
 
     name: str
     model: nn.Module
-    inputs: Callable[[int], tuple[Tensor, ...]]
+    inputs: Callable[[int], Inputs]
     task: Task | None = None
     checkpoint: Path | None = None
 
@@ -174,24 +175,22 @@ def parse_input(text: str) -> InputShape:
     return InputShape(shape[1:], _TYPES[kind or "float32"])
 
 
-def random_inputs(
-    shapes: Sequence[InputShape], num_values: int = 2
-) -> Callable[[int], tuple[Tensor, ...]]:
+def random_inputs(shapes: Sequence[InputShape], num_values: int = 2) -> Callable[[int], Inputs]:
     """Return a function that makes inputs of N(0, 1), or of integers from 0 on.
 
     Inputs of the same batch size are the same, of others different.
 
     Args:
-        num_values: integers are less than this; those of bool are 0 and 1.
+        num_values: integers are less than this, >= 1; of bool there are two.
     """
 
-    def inputs(batch: int) -> tuple[Tensor, ...]:
+    def inputs(batch: int) -> Inputs:
         generator = torch.Generator().manual_seed(batch)
         return tuple(
             torch.randn(batch, *shape, generator=generator).to(dtype)
             if dtype.is_floating_point
             else torch.randint(
-                0, 2 if dtype is torch.bool else num_values, (batch, *shape), generator=generator
+                2 if dtype is torch.bool else num_values, (batch, *shape), generator=generator
             ).to(dtype)
             for shape, dtype in shapes
         )
@@ -201,20 +200,16 @@ def random_inputs(
 
 def _num_rows(model: nn.Module) -> int:
     """Rows of the model's smallest table of embeddings, so that any integer below is one; or 2."""
-    tables = [
-        layer for layer in model.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
-    ]
+    kinds = nn.Embedding | nn.EmbeddingBag
+    tables = (layer for layer in model.modules() if isinstance(layer, kinds))
     return min((table.num_embeddings for table in tables), default=2)
 
 
-def _inputs_of(task: Task) -> Callable[[int], tuple[Tensor, ...]]:
-    """Return a function that gives the first samples of a task's data, opened on first use.
-
-    They are samples to test with; samples to train on where there are none.
-    """
+def _inputs_of(task: Task) -> Callable[[int], Inputs]:
+    """Return a function that gives the first test samples of a task; those to train on if none."""
     opened: list[object] = []
 
-    def inputs(batch: int) -> tuple[Tensor, ...]:
+    def inputs(batch: int) -> Inputs:
         if len(opened) < batch:
             splits = task.splits()
             data = splits.test
@@ -264,7 +259,7 @@ def _task_of_run(folder: Path) -> str:
 def _loaded(
     name: str,
     model: nn.Module,
-    inputs: Callable[[int], tuple[Tensor, ...]],
+    inputs: Callable[[int], Inputs],
     checkpoint: Path | None,
     task: Task | None = None,
 ) -> Subject:
