@@ -300,6 +300,26 @@ def test_folder_is_made_once_in_a_block_that_all_reach(made: str, ported: str | 
     assert any("os.mkdir(...) runs in every worker" in n for n in result.notes) is (ported is None)
 
 
+@pytest.mark.parametrize(
+    ("test", "is_whole"),
+    [
+        ("if global_step % 1000 == 0:", False),
+        ("if this_dir:", False),
+        ("if not os.path.isfile(PATH):", True),
+        ("if not list(folder.glob('*.pt')):", True),
+        ("if global_step == 0:\n    print(0)\nelif global_step % 1000 == 0:", False),
+        ("if global_step == 0:\n    print(0)\nelif not os.path.isfile(PATH):", False),
+    ],
+)
+def test_only_an_if_that_looks_for_files_is_guarded_with_its_line(
+    test: str, is_whole: bool
+) -> None:
+    write = f"{test}\n    torch.save(model.state_dict(), PATH)\n"
+    found = lines_of(f"{TRAINED}for epoch in range(3):\n    train()\n{indent(write, '    ')}")
+    place = found.index(f"    {'    ' * (not is_whole)}if pace.is_main:")
+    assert ("if not" in found[place + 1]) is is_whole
+
+
 def test_file_in_a_temporary_folder_is_written_by_every_worker() -> None:
     loop = "for epoch in range(3):\n    train()\n    torch.save(model.state_dict(), path)\n"
     inside = (

@@ -34,7 +34,7 @@ from .project import check_names, join, split
 from .reading import INIT, WRAP, Source, rereads, writes
 from .refusals import refuse_anywhere, refuse_loop
 from .together import needs_together
-from .tree import Binding, CannotDerive, SourceTree, TreeEdits, positional
+from .tree import Binding, Block, CannotDerive, SourceTree, TreeEdits, positional
 
 _INDEXED = re.compile(r"""['"](cuda|xpu):\d+['"]""")
 _DEVICE = re.compile(r"""['"]((cuda|xpu)(:\d+)?|mps|cpu)['"]""")
@@ -42,7 +42,7 @@ _REPEATABLE = ("shutil.copy", "shutil.copy2", "shutil.copyfile")
 """Endings of functions that each worker may repeat after the first one, before `prepare`."""
 _FOLDERS = ("mkdir", "makedirs")
 """Endings of functions that fail if they are repeated, and whose folders all workers need."""
-_TESTS = re.compile(r"exists|is_?(dir|file)|listdir|glob")
+_TESTS = re.compile(r"exists|\bis_?(dir|file)\b|listdir|\bi?r?glob\(")
 """In a condition: what workers may find to be different while one of them writes."""
 _DEPTH = 8
 _IN_PLACE = ("append", "extend", "insert", "add", "update", "setdefault", "pop", "remove", "clear")
@@ -640,11 +640,18 @@ def _written_line(flow: Flow, call: cst.Call, before: cst.CSTNode) -> cst.CSTNod
     line = script.block_line(call)
     if isinstance(line, cst.SimpleStatementLine):
         around = script.parents.get(script.parents[line])
-        if isinstance(around, cst.If) and around.orelse is None and len(around.body.body) == 1:
-            line = around if _tests_files(script, around) else line
+        line = around if around and _tests_for_one_line(script, around) else line
     elif not isinstance(line, cst.With):
         return None
     return line if _can_move(flow, line, before) else None
+
+
+def _tests_for_one_line(script: SourceTree, node: cst.CSTNode) -> bool:
+    """Whether this is a line of a block, ``if not exists(path):`` with one line in it, no more."""
+    if not isinstance(node, cst.If) or not _tests_files(script, node):
+        return False
+    is_alone = node.orelse is None and len(node.body.body) == 1
+    return is_alone and isinstance(script.parents[node], Block)
 
 
 def _can_move(flow: Flow, line: cst.CSTNode, before: cst.CSTNode) -> bool:
