@@ -277,9 +277,12 @@ FIRST = "with pace.once() as is_first:\n    if is_first:\n        "
         ),
         (
             "if not isdir(x):\n    print(x)\n    os.mkdir(x)",
-            "with pace.once():\n    if not isdir(x):",
+            f"{FIRST}if not isdir(x):",
         ),
-        ("if not p.exists():\n    p.mkdir()", "with pace.once():\n    if not p.exists():"),
+        ("if not p.exists():\n    p.mkdir()", f"{FIRST}if not p.exists():"),
+        ("if not isfile('out/last.pt'):\n    os.makedirs('out')", f"{FIRST}if not isfile("),
+        ("if not exists(x): os.mkdir(x)", f"{FIRST}if not exists(x): os.mkdir(x)"),
+        ("Path('runs').mkdir()", f"{FIRST}Path('runs').mkdir()"),
         ("if exists(x):\n    print(x)\nelse:\n    os.mkdir(x)", f"{FIRST}if exists(x):"),
         ("if new:\n    os.mkdir(x)\nelif exists(y):\n    os.mkdir(y)", f"{FIRST}if new:"),
         (

@@ -44,6 +44,9 @@ _FOLDERS = ("mkdir", "makedirs")
 """Endings of functions that fail if they are repeated, and whose folders all workers need."""
 _TESTS = re.compile(r"exists|\bis_?(dir|file)\b|listdir|\bi?r?glob\(")
 """In a condition: what workers may find to be different while one of them writes."""
+_ALONE, _ONCE = "if {pace}.is_main:", "with {pace}.once():"
+_FIRST = "with {pace}.once() as is_first:\n    if is_first:"
+"""Headers of lines: one worker runs them; all do, one before the others; all wait for the one."""
 _DEPTH = 8
 _IN_PLACE = ("append", "extend", "insert", "add", "update", "setdefault", "pop", "remove", "clear")
 """Methods that change a list, a set or a dict."""
@@ -515,35 +518,44 @@ def guard(
         The lines that only one worker runs now.
     """
     headers: dict[cst.CSTNode, str] = {}
-    once, alone = f"with {pace}.once():", f"if {pace}.is_main:"
     texts = {(line, func): text for line, func, text in writes(Source(script.module.code))}
     for call in script.every_call:
         text = texts.get((script.line(call), script.code(call.func)), "")
-        line = _written_line(flow, call, before) if text else None
-        is_download, name = text.endswith("download=True)"), text.partition("(")[0]
-        is_in_loop = any(flow.around(call))
-        if line is None or (is_download and is_in_loop):
-            continue
-        is_before = script.order[call] < script.order[before] and not is_in_loop
-        header = alone
-        if is_download or (name.endswith((*_REPEATABLE, *_FOLDERS)) and is_before):
-            line, header = _whole_test(flow, line, before), once
-            if line is None:
-                continue
-            if name.endswith(_FOLDERS) and not _makes_missing(script, line, call):
-                header = f"with {pace}.once() as is_first:\n    if is_first:"
-        is_bound = any(_changes(node) for node in script.within(line) if node is not call)
-        is_taken = header not in (once, alone) and script.uses("is_first")
-        if (not is_bound or header == once) and not is_taken and headers.get(line) != once:
+        line, header = _guarded(flow, call, text, before) if text else (None, "")
+        if line is not None and headers.get(line) != _ONCE:
             headers[line] = header
     for line in _rereads(script, flow, before):
-        headers.setdefault(line, once)
-    for line in [line for line, header in headers.items() if header != alone]:
+        headers.setdefault(line, _ONCE)
+    for line in [line for line, header in headers.items() if header != _ALONE]:
         if not headers.keys().isdisjoint(script.up(line)):  # not all would reach it
             del headers[line]
     for lines in _neighbours(script, headers):
-        edits.wrap(lines, headers[lines[0]])
-    return [line for line, header in headers.items() if header != once]
+        edits.wrap(lines, headers[lines[0]].format(pace=pace))
+    return [line for line, header in headers.items() if header != _ONCE]
+
+
+def _guarded(
+    flow: Flow, call: cst.Call, text: str, before: cst.CSTNode
+) -> tuple[cst.CSTNode | None, str]:
+    """Return the line, or None, that must not run in every worker at once, and its header.
+
+    Args:
+        text: how the call is shown to the user.
+    """
+    script, header = flow.script, _ALONE
+    line, is_in_loop = _written_line(flow, call, before), any(flow.around(call))
+    is_download = text.endswith("download=True)")
+    if line is None or (is_download and is_in_loop):
+        return None, ""
+    is_before = script.order[call] < script.order[before] and not is_in_loop
+    name = script.meaning(call.func) or script.code(call.func)  # Path("runs").mkdir has no meaning
+    if is_download or (name.endswith((*_REPEATABLE, *_FOLDERS)) and is_before):
+        line = _whole_test(flow, line, before)
+        header = _FIRST if name.endswith(_FOLDERS) else _ONCE
+    if line is None or (header == _FIRST and script.uses("is_first")):
+        return None, ""
+    is_bound = any(_changes(node) for node in script.within(line) if node is not call)
+    return (None if is_bound and header != _ONCE else line), header
 
 
 def _refuse_draws(flow: Flow, guarded: list[cst.CSTNode], outer: AnyLoop) -> None:
@@ -607,16 +619,6 @@ def _tests_files(script: SourceTree, node: cst.CSTNode) -> bool:
     return isinstance(node, cst.If) and _TESTS.search(script.code(node.test)) is not None
 
 
-def _makes_missing(script: SourceTree, line: cst.CSTNode, call: cst.Call) -> bool:
-    """Whether a line makes a folder only if it is not there: ``if not folder.exists(): ...``."""
-    if not isinstance(line, cst.If) or not isinstance(line.test, cst.UnaryOperation):
-        return False
-    owner = call.func.value if isinstance(call.func, cst.Attribute) else call.func
-    return any(
-        script.code(path) in script.inside(line.test) for path in (*positional(call)[:1], owner)
-    )
-
-
 def _is_after(flow: Flow, node: cst.CSTNode, before: cst.CSTNode, depth: int = 0) -> bool:
     """Whether a node is reached after a line: it follows it, or all calls of its function do."""
     script, scope = flow.script, flow.script.scope(node)
@@ -641,7 +643,7 @@ def _written_line(flow: Flow, call: cst.Call, before: cst.CSTNode) -> cst.CSTNod
     if isinstance(line, cst.SimpleStatementLine):
         around = script.parents.get(script.parents[line])
         line = around if around and _tests_for_one_line(script, around) else line
-    elif not isinstance(line, cst.With):
+    elif not isinstance(line, cst.With) and not _tests_for_one_line(script, line):
         return None
     return line if _can_move(flow, line, before) else None
 
