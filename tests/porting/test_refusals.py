@@ -588,6 +588,9 @@ def test_unrelated_attributes_named_module_are_kept() -> None:
     [
         ("ema = AveragedModel(model.module)\nema.module.eval()", "model)\nema.module.eval()"),
         ("quick = torch.compile(model)\nquick.module.eval()", "\nquick.eval()"),
+        ("model = model.to(rank)\nmodel.module.eval()", "\nmodel.eval()"),
+        ("moved = model.cuda().train()\nmoved.module.eval()", "\nmoved.eval()"),
+        ("import copy\nbest = copy.deepcopy(model)\nbest.module.eval()", "\nbest.eval()"),
         ("def end(net):\n    net.module.eval()\nend(model)", "\n    net.eval()"),
         (
             "def end(net):\n    (net.module if hasattr(net, 'module') else net).eval()",

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import libcst as cst
 
 from .dataflow import Flow
+from .loops import makers_of
 from .reading import INIT, WRAP
 from .tree import CannotDerive, SourceTree, TreeEdits, by_name, imported, positional
 
@@ -230,7 +231,7 @@ def check_modules(script: SourceTree) -> None:
             isinstance(up, cst.If | cst.IfExp) and owner in script.inside(up.test)
             for up in script.up(node)
         )
-        if not (is_asked or _made_by(flow, node.value) or _is_named(flow, node.value)):
+        if not (is_asked or makers_of(flow, node.value) or _is_named(flow, node.value)):
             raise CannotDerive(
                 f"line {script.line(node)}: it cannot be seen whether {owner} is a model in "
                 f"DistributedDataParallel, which is removed, and {owner}.module with it; write "
@@ -242,7 +243,7 @@ def _modules(script: SourceTree, edits: TreeEdits) -> None:
     """Replace ``model.module`` by the model, if it is one that was wrapped."""
     flow, wraps = Flow(script), script.calls(WRAP)
     for node in _module_attributes(script):
-        if any(origin in wraps for origin in _made_by(flow, node.value)):
+        if any(origin in wraps for origin in makers_of(flow, node.value)):
             if isinstance(script.parents[node], cst.AssignTarget | cst.AnnAssign):
                 raise CannotDerive
             edits.change(node, lambda new: new.value)
@@ -257,18 +258,6 @@ def _module_attributes(script: SourceTree) -> list[cst.Attribute]:
         and node.attr.value == "module"
         and script.code(node.value) != "self"
     ]
-
-
-def _made_by(flow: Flow, model: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """Return what may have made a model; torch.compile passes attributes on."""
-    origins = flow.origins(model)
-    compiled = [
-        origin
-        for origin in origins
-        if isinstance(origin, cst.Call) and flow.script.meaning(origin.func) == "torch.compile"
-    ]
-    inner = [argument for call in compiled for argument in positional(call)[:1]]
-    return [*origins, *(origin for argument in inner for origin in flow.origins(argument))]
 
 
 def _is_named(flow: Flow, owner: cst.BaseExpression) -> bool:

@@ -29,7 +29,12 @@ _SCHEDULER = re.compile(
 _GIVEN_SCHEDULER = re.compile(r"(self\.)?(?!\w*(noise|profil))\w*schedul\w*")
 _OF_A_MODEL = ("parameters", "named_parameters", "configure_optimizers", "trainable_parameters")
 _USES_OF_A_MODEL = ("train", "eval", "state_dict", "load_state_dict", "zero_grad", "parameters")
-_MOVES = ("to", "cuda", "cpu", "double", "float", "half")
+_RETURN_SELF = (
+    "to", "cuda", "cpu", "double", "float", "half", "bfloat16", "train", "eval", "requires_grad_",
+)  # fmt: skip
+"""Methods of a model that return it."""
+_COPIES = ("torch.compile", "copy.copy", "copy.deepcopy")
+"""Functions that return another form of a model, with the same attributes."""
 _LOSS = re.compile(r"(^|[._])(\w*criteri\w*|\w*loss\w*)$")
 _PASSED_ON = re.compile(
     r"(^|\.)(enumerate|islice|iter|tqdm|trange|track|progress|log_every|notebook)$"
@@ -70,15 +75,31 @@ class Loop(NamedTuple):
 
 
 def makers_of(flow: Flow, expr: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """Return what made an object, whatever device or dtype it was moved to since."""
-    makers = []
-    for origin in flow.origins(expr):
-        while isinstance(origin, cst.Call) and isinstance(origin.func, cst.Attribute):
-            if origin.func.attr.value not in _MOVES:
-                break
-            origin = origin.func.value
-        makers.append(origin)
+    """Return what made an object, or the one that it is a moved, compiled or copied form of."""
+    makers: list[cst.BaseExpression] = []
+    traced, seen = [expr], set[cst.BaseExpression]()
+    for part in traced:
+        for origin in flow.origins(part):
+            if origin in seen:
+                continue
+            seen.add(origin)
+            inner = _passed_on(flow, origin)
+            if inner is None:
+                makers.append(origin)
+            else:
+                traced.append(inner)
     return makers
+
+
+def _passed_on(flow: Flow, value: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return the model of ``model.to(device)`` or ``copy.deepcopy(model)``; None for others."""
+    if not isinstance(value, cst.Call):
+        return None
+    if flow.script.meaning(value.func) in _COPIES:
+        return next(iter(positional(value)), None)
+    if isinstance(value.func, cst.Attribute) and value.func.attr.value in _RETURN_SELF:
+        return value.func.value
+    return None
 
 
 class OptimizerSteps:
