@@ -605,6 +605,54 @@ def test_only_a_wrapped_model_loses_its_module(line: str, ported: str) -> None:
     assert ported in port(GROUPED.replace("print(len(loader))", line))
 
 
+TRAINER = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+dist.init_process_group("gloo")
+class Trainer:
+    def __init__(self, model, loader):
+        self.model = DistributedDataParallel(model)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.loader = loader
+    def fit(self):
+        for epoch in range(3):
+            for x, y in self.loader:
+                self.optimizer.zero_grad()
+                nn.functional.cross_entropy(self.model(x), y).backward()
+                self.optimizer.step()
+trainer = Trainer(nn.Linear(4, 2), DataLoader(data, batch_size=8))
+trainer.fit()
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "ported"),
+    [
+        ("trainer.model.module.state_dict()", "\ntrainer.model.state_dict()"),
+        (
+            "class Saver(Trainer):\n    def save(self):\n        self.model.module.eval()",
+            "self.model.eval()",
+        ),
+        ("def main(cfg):\n    print(cfg.module, cfg.module.name)", "(cfg.module, cfg.module.name)"),
+        ("def main(cfg):\n    print(cfg.trainer.module)", "(cfg.trainer.module)"),
+    ],
+)
+def test_module_of_another_objects_attribute_is_that_of_a_wrapped_model(
+    lines: str, ported: str
+) -> None:
+    """What is used as no model stays."""
+    assert ported in port(TRAINER + lines)
+
+
+@pytest.mark.parametrize("line", ["net.module(x)", "net(x), net.module", "cfg.net.module.eval()"])
+def test_module_of_an_unknown_model_is_refused(line: str) -> None:
+    assert "it cannot be seen whether" in reason(f"{TRAINER}def main(net, cfg):\n    {line}")
+
+
 def test_module_of_what_cannot_be_traced_is_refused() -> None:
     line = "def end(net):\n    net.module.eval()"
     message = reason(GROUPED.replace("print(len(loader))", line))

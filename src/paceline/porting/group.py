@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import libcst as cst
 
 from .dataflow import Flow
-from .loops import makers_of
+from .loops import USES_OF_A_MODEL, makers_of
 from .reading import INIT, WRAP
 from .tree import CannotDerive, SourceTree, TreeEdits, by_name, imported, positional
 
@@ -218,8 +218,8 @@ def _unwrap(script: SourceTree, edits: TreeEdits) -> None:
             edits.change(call, lambda new: new.args[0].value)
 
 
-def check_modules(script: SourceTree) -> None:
-    """Refuse a ``.module`` of which it cannot be seen whether it is that of a wrapped model.
+def refuse_untraced_modules(script: SourceTree) -> None:
+    """Refuse a model's ``.module`` of which it cannot be seen whether the model is wrapped.
 
     Raises:
         CannotDerive: there is one.
@@ -231,7 +231,8 @@ def check_modules(script: SourceTree) -> None:
             isinstance(up, cst.If | cst.IfExp) and owner in script.inside(up.test)
             for up in script.up(node)
         )
-        if not (is_asked or makers_of(flow, node.value) or _is_named(flow, node.value)):
+        is_seen = makers_of(flow, node.value) or _is_named(flow, node.value)
+        if _is_model(script, node) and not (is_asked or is_seen or _is_wrapped(flow, node.value)):
             raise CannotDerive(
                 f"line {script.line(node)}: it cannot be seen whether {owner} is a model in "
                 f"DistributedDataParallel, which is removed, and {owner}.module with it; write "
@@ -241,12 +242,35 @@ def check_modules(script: SourceTree) -> None:
 
 def _modules(script: SourceTree, edits: TreeEdits) -> None:
     """Replace ``model.module`` by the model, if it is one that was wrapped."""
-    flow, wraps = Flow(script), script.calls(WRAP)
+    flow = Flow(script)
     for node in _module_attributes(script):
-        if any(origin in wraps for origin in makers_of(flow, node.value)):
+        if _is_wrapped(flow, node.value):
             if isinstance(script.parents[node], cst.AssignTarget | cst.AnnAssign):
                 raise CannotDerive
             edits.change(node, lambda new: new.value)
+
+
+def _is_wrapped(flow: Flow, owner: cst.BaseExpression) -> bool:
+    """Whether a model was wrapped, or is an attribute of the name of one that was."""
+    script, wraps = flow.script, flow.script.calls(WRAP)
+    if makers := makers_of(flow, owner):
+        return any(maker in wraps for maker in makers)
+    return isinstance(owner, cst.Attribute) and any(
+        name.rpartition(".")[2] == owner.attr.value
+        and any(maker in wraps for maker in makers_of(flow, value))
+        for value, name in script.assigned
+    )
+
+
+def _is_model(script: SourceTree, node: cst.Attribute) -> bool:
+    """Whether ``x.module`` is used as a model: it or ``x`` is called, or its weights are."""
+    user = script.parents[node]
+    if isinstance(user, cst.Attribute):
+        return user.attr.value in USES_OF_A_MODEL
+    return any(
+        script.code(call.func) in (script.code(node), script.code(node.value))
+        for call in script.every_call
+    )
 
 
 def _module_attributes(script: SourceTree) -> list[cst.Attribute]:

@@ -28,7 +28,7 @@ _SCHEDULER = re.compile(
 )
 _GIVEN_SCHEDULER = re.compile(r"(self\.)?(?!\w*(noise|profil))\w*schedul\w*")
 _OF_A_MODEL = ("parameters", "named_parameters", "configure_optimizers", "trainable_parameters")
-_USES_OF_A_MODEL = ("train", "eval", "state_dict", "load_state_dict", "zero_grad", "parameters")
+USES_OF_A_MODEL = ("train", "eval", "state_dict", "load_state_dict", "zero_grad", "parameters")
 _RETURN_SELF = (
     "to", "cuda", "cpu", "double", "float", "half", "bfloat16", "train", "eval", "requires_grad_",
 )  # fmt: skip
@@ -232,7 +232,7 @@ class OptimizerSteps:
         """Return what the script calls and uses as a model, where another file makes all."""
         used = {
             self.script.code(call.func.value)
-            for call in self.script.calls(*_USES_OF_A_MODEL)
+            for call in self.script.calls(*USES_OF_A_MODEL)
             if isinstance(call.func, cst.Attribute)
         }
         return {

@@ -25,7 +25,7 @@ from .around_step import DRAWS, clip, step_hooks
 from .counting import TurnCount, count_of
 from .dataflow import AnyLoop, Flow
 from .endless import Endless
-from .group import check_modules, leave_group
+from .group import leave_group, refuse_untraced_modules
 from .iterators import inner_loader, row_that_takes
 from .leftovers import leftovers
 from .loops import Loop
@@ -94,7 +94,7 @@ def _ported(script: SourceTree) -> SourceTree:
     parts = Parts(script)
     refuse_loop(parts.training)
     if not parts.is_flagged:
-        check_modules(script)
+        refuse_untraced_modules(script)
     edits = TreeEdits()
     for hook in step_hooks(parts):
         for line in hook.lines:
