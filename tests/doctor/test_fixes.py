@@ -29,11 +29,11 @@ UNTOUCHED = {
 @pytest.mark.parametrize("name", MENDING)
 def test_fix_repairs_bad_examples_and_leaves_good_ones(name: str) -> None:
     for text in MENDING[name].sick:
-        edit = next((one for one in edits_for(text) if one.name == name), None)
-        if edit is None:
+        edits = [one for one in edits_for(text) if one.name == name]
+        if not edits:
             assert any(rule == name and part in text for rule, part in UNTOUCHED)
             continue
-        after = edit.apply(text)
+        after = with_edits(text, edits)
         ast.parse(after)
         assert name not in {finding.rule for finding in diagnose(after).findings}
     for text in MENDING[name].healthy:
@@ -171,7 +171,7 @@ def test_diff_marks_a_missing_final_newline() -> None:
 
 # -- proof ---------------------------------------------------------------------------------------
 
-EDITS = [Edit(name, "", lambda text, name=name: text + name) for name in ("a", "b", "c")]  # type: ignore[misc]
+EDITS = [Edit(name, "", 1, lambda text, name=name: text + name) for name in ("a", "b", "c")]  # type: ignore[misc]
 
 
 def test_only_edits_that_change_no_value_are_kept() -> None:
@@ -212,11 +212,29 @@ def test_edit_of_a_line_that_did_not_run_is_left_out() -> None:
     def recorded(text: str) -> StepRecord:
         return StepRecord(losses=("1",), gradients=("1",), lines=(1, 2, 4))
 
-    edits = [Edit(name, "", lambda text, name=name: text.replace(name, "new")) for name in "adc"]  # type: ignore[misc]  # mypy infers no type for a default argument
-    inserted = Edit("inserted", "", lambda text: text.replace("(c)\n", "(c)\n    print(e)\n"))
+    edits = [Edit(name, "", 1, lambda text, name=name: text.replace(name, "new")) for name in "adc"]  # type: ignore[misc]  # mypy infers no type for a default argument
+    inserted = Edit("inserted", "", 3, lambda text: text.replace("(c)\n", "(c)\n    print(e)\n"))
     proof = prove("a = 1\nif a:\n    print(c)\nb, d = 2, 3\n", [*edits, inserted], recorded)
     assert [one.name for one in proof.kept] == ["a", "d"]
     assert [(one.name, line) for one, line in proof.unreached] == [("c", 3), ("inserted", 3)]
+
+
+def test_place_that_did_not_run_leaves_the_others_fixed() -> None:
+    text = looped([*STEP, "torch.cuda.synchronize()", "seen = x", "torch.cuda.synchronize()"])
+    gone, left = [
+        number
+        for number, line in enumerate(text.splitlines(), 1)
+        if "torch.cuda.synchronize()" in line
+    ]
+
+    def recorded(text: str) -> StepRecord:
+        lines = tuple(number for number in range(1, 100) if number != left)
+        return StepRecord(losses=("1",), gradients=("1",), lines=lines)
+
+    proof = prove(text, edits_for(text), recorded)
+    assert [(edit.name, edit.line) for edit in proof.kept] == [("synchronized-each-turn", gone)]
+    assert [(edit.line, line) for edit, line in proof.unreached] == [(left, left)]
+    assert with_edits(text, proof.kept).count("synchronize") == 1
 
 
 # -- file ----------------------------------------------------------------------------------------

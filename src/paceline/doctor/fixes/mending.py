@@ -1,4 +1,4 @@
-"""The edits of a script: one for each price with arguments, and one for each rule that mends.
+"""The edits of a script: one for each price with arguments, and one for each place that a rule mends.
 
     text -> edit 1 -> edit 2 -> ...      each is applied to the text that the last one left
 
@@ -32,18 +32,20 @@ class Edit(NamedTuple):
     Attributes:
         name: the name of the rule or the price.
         what: the fix in words.
+        line: the line that it fixes, from 1.
         apply: returns a text with the fix.
     """
 
     name: str
     what: str
+    line: int
     apply: Callable[[str], str]
 
 
 def edits_for(text: str, prices: Iterable[Price] = ()) -> list[Edit]:
     """Return the edits that change this text, in the order in which they are applied."""
     edits: list[Edit] = []
-    for edit in _all(prices):
+    for edit in _all(text, prices):
         changed = edit.apply(text)
         if changed != text:
             edits.append(edit)
@@ -90,25 +92,39 @@ def _mends(name: str) -> bool:
     return rule is not None and rule.mend is not None
 
 
-def _all(prices: Iterable[Price]) -> Iterator[Edit]:
-    """Yield the edits of prices, which need the original line numbers and keep them; then rules'."""
+def _all(text: str, prices: Iterable[Price]) -> Iterator[Edit]:
+    """Yield the edits of prices, which need the original line numbers and keep them; then rules'.
+
+    A rule's last place comes first, so that the numbers of those before it stay.
+    """
     for price in prices:
         if price.words and price.outcome is PriceOutcome.WORTH and not price.changes:
-            yield Edit(price.name, price.fix, _by_price(price))
+            yield Edit(price.name, price.fix, price.line, _by_price(price))
+    facts = Facts(text)
     for rule in RULES.values():
-        if rule.mend is not None:
-            yield Edit(rule.name, rule.fix, _by_rule(rule))
+        lines = [facts.script.line(node) for node in _places(rule, facts, text)]
+        for number, line in reversed([*enumerate(lines)]):
+            yield Edit(rule.name, rule.fix, line, _by_rule(rule, number))
 
 
-def _by_rule(rule: ScriptRule) -> Callable[[str], str]:
-    """Return the edit that mends everything that a rule finds and no comment suppresses."""
+def _places(rule: ScriptRule, facts: Facts, text: str) -> list[cst.CSTNode]:
+    """Return what a rule that mends finds, and no comment suppresses."""
+    lines = lines_of(text)
+    return [
+        found.node
+        for found in (rule.check(facts) if rule.mend is not None else ())
+        if not is_suppressed(rule.name, facts.script.line(found.node), lines)
+    ]
+
+
+def _by_rule(rule: ScriptRule, number: int) -> Callable[[str], str]:
+    """Return the edit that mends a rule's place of this number, from 0."""
 
     def apply(text: str) -> str:
-        facts, edits, lines = Facts(text), TreeEdits(), lines_of(text)
+        facts, edits = Facts(text), TreeEdits()
         assert rule.mend is not None
-        for found in rule.check(facts):
-            if not is_suppressed(rule.name, facts.script.line(found.node), lines):
-                rule.mend(facts, found.node, edits)
+        for node in _places(rule, facts, text)[number : number + 1]:
+            rule.mend(facts, node, edits)
         return facts.script.module.visit(edits).code if edits else text
 
     return apply

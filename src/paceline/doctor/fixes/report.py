@@ -27,10 +27,14 @@ class FixReport:
     unmended: tuple[ScriptFinding, ...] = ()
     kept_in: str = ""
 
+    def _names(self) -> list[str]:
+        """Return the names of what is fixed, each once."""
+        return list(dict.fromkeys(edit.name for edit in self.proof.kept))
+
     def to_json(self) -> dict[str, object]:
         return {
             "script": self.script, "diff": self.diff, "applied": bool(self.kept_in),
-            "fixes": [edit.name for edit in self.proof.kept],
+            "fixes": self._names(),
             "changes_numbers": [[edit.name, why] for edit, why in self.proof.dropped],
             "not_reached": [[edit.name, line] for edit, line in self.proof.unreached],
             "proved_steps": self.proof.num_steps, "unproved": self.proof.unproved,
@@ -43,7 +47,7 @@ class FixReport:
         proof = self.proof
         if proof.kept and proof.num_steps:
             yield (
-                f"{len(proof.kept)} fixed ({', '.join(edit.name for edit in proof.kept)}); over "
+                f"{len(proof.kept)} fixed ({', '.join(self._names())}); over "
                 f"{proof.num_steps} steps every loss and every gradient is equal to the last bit"
             )
         elif proof.kept:
@@ -55,11 +59,14 @@ class FixReport:
         else:
             yield f"{self.script}: nothing can be fixed without changing numbers"
         for edit, why in proof.dropped:
-            yield f"left out, since it changes {why}: {edit.name} ({edit.what})"
+            yield (
+                f"left out, since it changes {why}: {self.script}:{edit.line} {edit.name} "
+                f"({edit.what})"
+            )
         for edit, line in proof.unreached:
             yield (
                 f"left out, since line {line} was not seen to run in {NUM_STEPS} steps, so nothing "
-                f"is proved of it: {edit.name} ({edit.what})"
+                f"is proved of it: {self.script}:{edit.line} {edit.name} ({edit.what})"
             )
         for bug in self.left:
             yield (
