@@ -682,6 +682,12 @@ from torch import nn
 from torchvision.utils import save_image
 
 inputs = torch.randn(44, 6)
+class Noisy(nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x)
+def save_samples(x):
+    save_image(x, 'some.png')
+noisy = Noisy()
 model = nn.Linear(6, 6)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
 for epoch in range(3):
@@ -702,6 +708,10 @@ for epoch in range(3):
         ("noise = torch.randn(8, 6)\n    save_image(model(noise), 'some.png')", False),
         ("save_image(model(inputs), 'some.png')", False),
         ("pass\nsave_image(model(torch.randn(8, 6)), 'some.png')", False),
+        ("save_image(model(torch.empty(8, 6).normal_()), 'some.png')", True),
+        ("save_image(torch.distributions.Normal(0, 1).sample((8, 6)), 'some.png')", True),
+        ("save_image(noisy(inputs), 'some.png')", True),
+        ("save_samples(inputs)", False),
     ],
 )
 def test_line_that_draws_and_writes_between_drawn_orders_is_refused(
@@ -710,9 +720,16 @@ def test_line_that_draws_and_writes_between_drawn_orders_is_refused(
     """One worker alone would draw, and the next orders of the workers would differ."""
     text = WRITTEN.replace("WRITE", write)
     if is_refused:
-        assert "line 14 writes, which one worker does alone, and draws random" in reason(text)
+        assert f"line {line_of(text, write)} writes, which one worker does alone" in reason(text)
     else:
         assert "if pace.is_main:" in port(text)
+    without = text.replace("order[start : start + 4]", "start : start + 4")
+    assert "if pace.is_main:" in port(without.replace("    order = torch.randperm(44)\n", ""))
+
+
+def line_of(text: str, part: str) -> int:
+    """Return the line in which a part of a text begins, from 1."""
+    return text[: text.index(part)].count("\n") + 1
 
 
 PLAYER = """

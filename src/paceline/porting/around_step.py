@@ -29,11 +29,17 @@ _CLIPPING = {
     "clip_grad_value_": "clip_grad_value_",
 }
 """Functions of torch.nn.utils, and the methods of pace that replace them."""
-DRAWS = re.compile(
+_DRAWS = re.compile(
     r"(^|[._])(rand\w*|normal_?|uniform_?|bernoulli_?|multinomial|dropout\w*|exponential_|cauchy_|"
     r"geometric_|random_|trunc_normal_|choices?|shuffle|permutation|samples?|gauss|poisson)$"
 )
 """Names of functions that draw random numbers."""
+
+
+def draws(script: SourceTree, call: cst.Call) -> bool:
+    """Whether a call draws random numbers, by the name of its function."""
+    name = script.meaning(call.func) or script.code(call.func)  # of torch.empty(4).normal_()
+    return _DRAWS.search(name) is not None
 
 
 class StepHook(NamedTuple):
@@ -111,7 +117,7 @@ def _is_in_place(script: SourceTree, row: cst.CSTNode) -> bool:
     if not isinstance(row, cst.SimpleStatementLine):
         return False
     calls = [node for node in script.within(row) if isinstance(node, cst.Call)]
-    if any(DRAWS.search(script.code(call.func)) for call in calls):
+    if any(draws(script, call) for call in calls):
         return False
     for statement in row.body:
         call = statement.value if isinstance(statement, cst.Expr) else None

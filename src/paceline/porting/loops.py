@@ -102,6 +102,14 @@ def _passed_on(flow: Flow, value: cst.BaseExpression) -> cst.BaseExpression | No
     return None
 
 
+def forward_of(flow: Flow, maker: str) -> cst.FunctionDef | None:
+    """Return what an object of a class of the script runs when it is called."""
+    definition = flow.classes.get(maker)
+    methods = definition.body.body if definition is not None else ()
+    named = {one.name.value: one for one in methods if isinstance(one, cst.FunctionDef)}
+    return named.get("forward", named.get("__call__"))
+
+
 class OptimizerSteps:
     """The optimizers' steps in a script, and what the loops around them go over.
 

@@ -21,14 +21,14 @@ from itertools import takewhile
 
 import libcst as cst
 
-from .around_step import DRAWS, clip, step_hooks
+from .around_step import clip, draws, step_hooks
 from .counting import TurnCount, count_of
 from .dataflow import AnyLoop, Flow
 from .endless import Endless
 from .group import leave_group, refuse_untraced_modules
 from .iterators import inner_loader, row_that_takes
 from .leftovers import leftovers
-from .loops import Loop
+from .loops import Loop, forward_of, makers_of
 from .parts import Parts
 from .project import check_names, join, split
 from .reading import INIT, WRAP, Source, rereads, writes
@@ -109,7 +109,7 @@ def _ported(script: SourceTree) -> SourceTree:
     clip(parts, edits)
     guarded = guard(script, parts.flow, parts.before, edits)
     if parts.loop.numbers is not None:  # each worker shuffles for itself
-        _refuse_draws(parts.flow, guarded, parts.loop.outer[-1])
+        _refuse_lone_draws(parts.flow, guarded, parts.loop)
     _device(script, edits)
     if parts.is_flagged:
         _main(script, edits)
@@ -558,22 +558,46 @@ def _guarded(
     return (None if is_bound and header != _ONCE else line), header
 
 
-def _refuse_draws(flow: Flow, guarded: list[cst.CSTNode], outer: AnyLoop) -> None:
-    """Raise CannotDerive if one worker alone would draw random numbers before an epoch.
+def _refuse_lone_draws(flow: Flow, guarded: list[cst.CSTNode], loop: Loop) -> None:
+    """Raise CannotDerive if one worker alone would draw random numbers before an epoch's order.
 
     The orders that the workers draw for themselves would then differ: some samples would be used
     twice and others never.
     """
-    script = flow.script
+    script, outer = flow.script, loop.outer[-1]
     last = max(script.within(outer), key=script.order.__getitem__)
+    own = set(_drawn(flow, [*guarded, loop.node.body]))  # each step seeds what it draws
+    in_epochs = set(_drawn(flow, [outer])) - own
+    orders = [call for call in _drawn(flow, [script.module]) if call not in own]
+    orders = [call for call in orders if not _is_after(flow, call, last)]
     for line in (line for line in guarded if not _is_after(flow, line, last)):
-        for node in (part for holder in flow.reached([line]) for part in script.within(holder)):
-            if isinstance(node, cst.Call) and DRAWS.search(script.meaning(node.func)):
-                raise CannotDerive(
-                    f"line {script.line(line)} writes, which one worker does alone, and draws "
-                    f"random numbers by {script.code(node.func)}: the orders that each worker "
-                    "draws for its epochs would differ; draw in a line of its own above it"
-                )
+        if not in_epochs and not any(_is_after(flow, call, line) for call in orders):
+            continue
+        for call in _drawn(flow, [line])[:1]:
+            raise CannotDerive(
+                f"line {script.line(line)} writes, which one worker does alone, and draws random "
+                f"numbers by {script.code(call.func)}: the orders that each worker draws for its "
+                "epochs would differ; draw in a line of its own above it"
+            )
+
+
+def _drawn(flow: Flow, nodes: list[cst.CSTNode]) -> list[cst.Call]:
+    """Return the calls that draw random numbers, in nodes and in the functions and models called.
+
+    Dropout does not, where the script calls ``eval``.
+    """
+    script, found, reached = flow.script, list[cst.Call](), flow.reached(nodes)
+    for part in (part for node in reached for part in script.within(node)):
+        if not isinstance(part, cst.Call):
+            continue
+        makers = [one for one in makers_of(flow, part.func) if isinstance(one, cst.Call)]
+        models = [forward_of(flow, script.meaning(maker.func)) for maker in makers]
+        called = flow.reached([model for model in models if model is not None])
+        reached += [function for function in called if function not in reached]
+        is_off = "dropout" in script.code(part.func) and script.calls("eval")
+        if draws(script, part) and not is_off and flow.function_of(part) is None:
+            found.append(part)
+    return found
 
 
 def _rereads(script: SourceTree, flow: Flow, before: cst.CSTNode) -> list[cst.CSTNode]:

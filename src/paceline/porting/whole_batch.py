@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from .dataflow import Flow
-from .loops import Stepping, makers_of
+from .loops import Stepping, forward_of, makers_of
 from .tree import by_name, positional
 
 _KNOWN = re.compile(
@@ -43,7 +43,7 @@ def whole_batch(training: Stepping) -> Iterator[cst.BaseExpression]:
                 continue
             makers = [script.meaning(one.func) for one in _makers(flow, part)]
             known = [maker for maker in makers if _KNOWN.search(maker.rpartition(".")[2])]
-            called = [flow.function_of(part), *(_forward(flow, maker) for maker in makers)]
+            called = [flow.function_of(part), *(forward_of(flow, maker) for maker in makers)]
             read += [one for one in called if one is not None and one not in read]
             if known and not any(maker in flow.classes for maker in known):
                 yield part
@@ -52,14 +52,6 @@ def whole_batch(training: Stepping) -> Iterator[cst.BaseExpression]:
 def _makers(flow: Flow, call: cst.Call) -> list[cst.Call]:
     """Return the calls that may have made the object which is called here, on whatever device."""
     return [one for one in makers_of(flow, call.func) if isinstance(one, cst.Call)]
-
-
-def _forward(flow: Flow, maker: str) -> cst.FunctionDef | None:
-    """Return what an object of a class of the script runs when it is called."""
-    definition = flow.classes.get(maker)
-    methods = definition.body.body if definition is not None else ()
-    named = {one.name.value: one for one in methods if isinstance(one, cst.FunctionDef)}
-    return named.get("forward", named.get("__call__"))
 
 
 def _mixes_samples(flow: Flow, node: cst.BaseExpression) -> bool:
