@@ -408,6 +408,10 @@ def test_the_flag_overrides_the_argument_and_values_below_one_are_refused() -> N
     objects = model, SGD(model.parameters(), lr=0.1), DataLoader(samples(8), batch_size=4)
     with pytest.raises(ConfigError, match="accumulate must be a number >= 1, got 0"):
         alone().prepare(*objects, accumulate=0)
+    plain = alone()
+    plain.prepare(*objects)
+    with pytest.raises(ConfigError, match="accumulate must be a number >= 1, got 0"):
+        plain.prepare(DataLoader(samples(8), batch_size=4), accumulate=0)
     pace = alone(2)
     pace.prepare(*objects, accumulate=0)
     assert pace.context.accumulate == 2

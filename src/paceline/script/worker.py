@@ -349,6 +349,7 @@ class Pace(Participant):
             ConfigError: something is not supported; the message names it.
         """
         fast = _checked(batch, self._context.fast if fast is None else fast)
+        num_batches = self._batches_of_update(accumulate, is_sticky=sticky)
         refuse_apart(self._context, is_asked=together)
         _refuse_inside_a_worker(self._exchange)
         objects = self._of_this_trial(objects, split)
@@ -357,24 +358,20 @@ class Pace(Participant):
         given, objects = objects, tuple(item for item in objects if item is not None)
         if self._in_trial:
             self._originals.append(Originals([x for x in objects if not isinstance(x, DataLoader)]))
-        exchange, self._batch = self._exchange, _batch_of(objects, batch)
+        self._batch = _batch_of(objects, batch)
         options = PrepareOptions(
             batch=self._batch, fast=fast, forward=forward, is_sticky=sticky, closures=closures,
-            split=split, accumulate=self._batches_of_update(accumulate, is_sticky=sticky),
+            split=split, accumulate=num_batches,
         )  # fmt: skip
         self._prepared = prepared = Prepared(
-            exchange, self._context, objects, self.device, self._keeper, options
+            self._exchange, self._context, objects, self.device, self._keeper, options
         )
         source = prepared.source
         self._loader = loader = PreparedLoader(
             prepared.loop, prepared.schedules, source.shape, source.num_batches, self._passes
         )
         self._attach(prepared, loader)
-        self._updates = UpdateLoop(
-            loader, source.numbers, exchange, self._context, counts_blocks=prepared.steps_apart
-        )
-        self._keeper.add("published", lambda: self._published_at, self._set_published_at)
-        self._keeper.add("updates", self._updates.remember, self._go_on_with_updates)
+        self._count_updates(prepared, loader)
         return _as_given([loader if isinstance(item, DataLoader) else item for item in given])
 
     def _batches_of_update(self, accumulate: int, *, is_sticky: bool) -> int:
@@ -420,6 +417,15 @@ class Pace(Participant):
             return
         for line in prepared.settled.notes:
             self.print(line)
+
+    def _count_updates(self, prepared: Prepared, loader: PreparedLoader) -> None:
+        """Make what `updates` goes over, and keep how far it and `publish` have come."""
+        self._updates = UpdateLoop(
+            loader, prepared.source.numbers, self._exchange, self._context,
+            counts_blocks=prepared.steps_apart,
+        )  # fmt: skip
+        self._keeper.add("published", lambda: self._published_at, self._set_published_at)
+        self._keeper.add("updates", self._updates.remember, self._go_on_with_updates)
 
     def _go_on_with_updates(self, state: list[int]) -> None:
         last, passes = self._updates.go_on(state), self._passes
