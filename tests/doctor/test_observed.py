@@ -38,7 +38,7 @@ from paceline.doctor.observed.observation import (
     Regime,
 )
 from paceline.doctor.observed.operations import Operations
-from paceline.doctor.observed.patches import Patches
+from paceline.doctor.observed.patches import Patches, Place
 from paceline.errors import ConfigError
 from paceline.machine.ceilings import write_machine
 from paceline.system.processors import num_cores
@@ -251,6 +251,17 @@ def test_only_numbers_are_read_less_often(more: str, ended: str, tmp_path: Path)
     assert seen.ended.startswith(ended) if ended else not seen.ended
     prices = {price.name: price.pairs for price in seen.prices}
     assert prices.get("item() every N steps", 0) >= 2 or ended
+
+
+def test_numbers_that_are_not_read_come_last() -> None:
+    """An old one may end the script, and with it the trials."""
+    hooks, feed = MagicMock(), MagicMock(loader=None)
+    model = torch.nn.Linear(4, 2)
+    hooks.optimizer, hooks.models = torch.optim.SGD(model.parameters()), {0: model}
+    hooks.longest_skippable = Place("train.py", 3), "item()"
+    names = [one.name for one in knobs.knobs_for(hooks, feed, lambda *_: 1.0, 1.0, on_cpu=True)]
+    assert len(names) > 2
+    assert names.index("item() every N steps") == len(names) - 1
 
 
 def test_only_without_a_matching_fix_is_reported(

@@ -101,13 +101,13 @@ def knobs_for(
     yield from _of_process(on_cpu)
     if not is_fed:
         yield from _loaders(feed, share, fetch_cpu, on_cpu)
-    if hooks.longest_skippable is not None:
-        yield _without_waits(hooks, *hooks.longest_skippable, share, on_cpu)
     if hooks.optimizer is not None:
         yield from _of_optimizer(hooks.optimizer, hooks.place, share, on_cpu)
     model = main_model(hooks)
     if model is not None:
         yield from _of_model(model, share, on_cpu)
+    if hooks.longest_skippable is not None:  # last: a number that is not read may end the script
+        yield _without_waits(hooks, *hooks.longest_skippable, share, on_cpu)
 
 
 def main_model(hooks: Hooks) -> nn.Module | None:
