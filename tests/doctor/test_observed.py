@@ -5,6 +5,7 @@ import os
 import re
 import select
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from paceline.doctor.observed.observation import (
 )
 from paceline.doctor.observed.operations import Operations
 from paceline.doctor.observed.patches import Patches, Place
+from paceline.doctor.observed.record import Recorder
 from paceline.errors import ConfigError
 from paceline.machine.ceilings import write_machine
 from paceline.system.processors import num_cores
@@ -204,6 +206,23 @@ def test_first_step_is_recorded_at_once(tmp_path: Path) -> None:
         assert launching._read(tmp_path / "found.json") == {"steps": 1}
     result.add(how="returned")
     assert launching._read(tmp_path / "found.json") == {"steps": 1, "how": "returned"}
+
+
+def test_function_whose_lines_are_known_runs_untraced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preparation in plain Python would take many times as long."""
+    optimizers = sys.modules["torch.optim.optimizer"]
+    monkeypatch.setattr(optimizers, "register_optimizer_step_pre_hook", MagicMock())
+    text = "def count(n):\n    while n:\n        n -= 1\n    return get(0).f_trace_lines\n"
+    text += "first = count(3)\nagain = count(3)\nfrom sys import _getframe\n"
+    recorder, names = Recorder("train.py", 20, list), {"get": sys._getframe}
+    before = sys.gettrace()
+    sys.settrace(recorder._entered)
+    try:
+        exec(compile(text, "train.py", "exec"), names)
+    finally:
+        sys.settrace(before)
+    assert names["first"] is False
+    assert recorder.record().lines == tuple(range(1, 8))
 
 
 # -- scripts -------------------------------------------------------------------------------------

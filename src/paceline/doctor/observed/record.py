@@ -11,7 +11,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 
@@ -66,6 +66,8 @@ class Recorder:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         self._script, self._lines = script, set[int]()
+        self._left: dict[CodeType, set[int]] = {}
+        """The lines of each function that have not run; one without any runs untraced."""
         self._num_steps, self._stepped, self.is_done = num_steps, stepped, False
         self._losses: list[str] = []
         self._gradients: list[str] = []
@@ -79,10 +81,19 @@ class Recorder:
         sys.settrace(self._entered)
 
     def _entered(self, frame: FrameType, event: str, arg: object) -> Any:
-        return self._ran if frame.f_code.co_filename == self._script else None
+        code = frame.f_code
+        if code.co_filename != self._script:
+            return None
+        if code not in self._left:
+            self._left[code] = {line for _, _, line in code.co_lines() if line}
+            self._left[code].discard(frame.f_lineno)  # its def
+        return self._ran if self._left[code] else None
 
     def _ran(self, frame: FrameType, event: str, arg: object) -> Any:
         self._lines.add(frame.f_lineno)
+        left = self._left[frame.f_code]
+        left.discard(frame.f_lineno)
+        frame.f_trace_lines = bool(left)
         return self._ran
 
     def _backward(self, call: Any) -> Any:
