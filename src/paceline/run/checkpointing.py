@@ -375,16 +375,18 @@ class Checkpointing:
         if first is not None:
             draft.pinner, draft.asked_s = first, now_s
         if run.update_rule == "mean" or run.plan.compression:  # each has something of its own
-            # A member that has not joined still has its first settings: its seat uses another's.
-            live = {
-                entry.number for entry in run.roster.live if not entry.is_done and entry.has_joined
-            }
-            draft.missing = live - draft.copied
+            draft.missing = self._with_parts() - draft.copied
         draft.main = self._awaited_main(draft)
         self._tell_place()
         if are_told:
             self._tell_members(draft, first)
         self._hand_in_if_whole()
+
+    def _with_parts(self) -> set[int]:
+        """Return the members that can write a part of their own; one that has not joined still has
+        its first settings, so its seat uses another's."""
+        live = self._run.roster.live
+        return {entry.number for entry in live if not entry.is_done and entry.has_joined}
 
     def _awaited_main(self, draft: _Draft) -> int:
         """Return the main member if what the script keeps is still to be written; else -1.
@@ -394,10 +396,7 @@ class Checkpointing:
         run, main = self._run, draft.main
         if not run.by_peers:
             main = self._main() if run.dispatch.store.keeps else -1
-        if main < 0 or draft.has_kept:
-            return -1
-        entry = run.roster[main]
-        return main if entry.is_alive and entry.has_joined and not entry.is_done else -1
+        return main if main in self._with_parts() and not draft.has_kept else -1
 
     def _tell_members(self, draft: _Draft, first: int | None) -> None:
         """Tell the members that have a part in it; ``first`` pins the version, if none has."""
