@@ -72,7 +72,7 @@ ADDED = {
     "streamed": 6,
     "trainer_class": 8,
     "turns_of_two": 7,
-    "two_modules": 10,
+    "two_modules": 11,
     "two_optimizers": 6,
     "until_good": 6,
     "windows": 7,
