@@ -103,11 +103,11 @@ def knobs_for(
         yield from _loaders(feed, share, fetch_cpu, on_cpu)
     if hooks.optimizer is not None:
         yield from _of_optimizer(hooks.optimizer, hooks.place, share, on_cpu)
-    model = main_model(hooks)
-    if model is not None:
-        yield from _of_model(model, share, on_cpu)
-    if hooks.longest_skippable is not None:  # last: a number that is not read may end the script
+    if hooks.longest_skippable is not None:  # late, since an old number may end the script
         yield _without_waits(hooks, *hooks.longest_skippable, share, on_cpu)
+    model = main_model(hooks)
+    if model is not None:  # last, since to compile it may take all the time that is left
+        yield from _of_model(model, share, on_cpu)
 
 
 def main_model(hooks: Hooks) -> nn.Module | None:
