@@ -12,7 +12,13 @@ from torch import nn
 
 from paceline.checkpoints.state import load_tensors, save_model, tensors_of
 from paceline.errors import ConfigError
-from paceline.exports.subject import _inputs_of, _loaded
+from paceline.exports.subject import (
+    InputShape,
+    _inputs_of,
+    _loaded,
+    _num_values,
+    random_inputs,
+)
 from tiny import COMPILED
 
 
@@ -34,6 +40,34 @@ def test_samples_are_collated_as_by_a_loader(rows: Any) -> None:
     (made,) = _inputs_of(Samples(list(rows)))(3)  # type: ignore[arg-type]  # all that is asked of a task
     assert made.flatten()[0] == 1.0
     assert len(made) == 3
+
+
+def test_samples_of_another_shape_are_left_out() -> None:
+    rows = [torch.ones(3), torch.ones(2), torch.zeros(3)]
+    (made,) = _inputs_of(Samples(rows))(3)  # type: ignore[arg-type]  # all that is asked of a task
+    assert made.tolist() == [[1.0] * 3, [0.0] * 3, [1.0] * 3]
+
+
+class Masked(nn.Module):
+    """Words of 50 and kinds of 3 are looked up, and a mask is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.kinds = nn.Embedding(50, 4), nn.Embedding(3, 4)
+
+    def forward(self, words: torch.Tensor, kinds: torch.Tensor, mask: torch.Tensor) -> Any:
+        made = self.words(words) + self.kinds(kinds[:, :5])
+        return (made * mask.unsqueeze(2)).mean(1)
+
+
+def test_integers_are_drawn_for_the_table_that_they_are_looked_up_in() -> None:
+    shapes = [InputShape((5,), torch.int64)] * 3
+    model = Masked()
+    assert _num_values(model, shapes) == [50, 3, 2]
+    assert model.training
+    words, kinds, mask = random_inputs(shapes, [50, 3, 2])(64)
+    assert [int(one.max()) for one in (words, kinds, mask)] == [49, 2, 1]
+    assert _num_values(nn.Sequential(nn.Embedding(9, 2), nn.Linear(7, 1)), shapes[:1]) == [2]
 
 
 def test_task_without_test_samples_gives_those_to_train_on() -> None:

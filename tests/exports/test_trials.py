@@ -5,7 +5,9 @@ import torch
 from paceline.exports.subject import parse_input, random_inputs
 from paceline.exports.trials import are_known, trials_of
 
-MAKE = random_inputs([parse_input("1,3"), parse_input("1,2:int64"), parse_input("1:bool")], 50)
+MAKE = random_inputs(
+    [parse_input("1,3"), parse_input("1,2:int64"), parse_input("1:bool")], [2, 50, 2]
+)
 
 
 def test_other_rows_come_after_those_of_the_example() -> None:

@@ -190,6 +190,24 @@ def test_random_numbers_differ_only_in_divided_channels() -> None:
     assert len({float(one[0]) for one in (common, own, other, second, third)}) == 5
 
 
+def test_random_numbers_are_common_again_after_pairs_around_each_other() -> None:
+    drawn = []
+    for rank in range(2):
+        random = PassRandom(rank)
+        with random.begun(7):
+            common = [torch.rand(3)]
+            random.part()
+            random.part()
+            random.rejoin()
+            own = torch.rand(3)  # the first or second pair is still open
+            random.rejoin()
+            common.append(torch.rand(3))
+        drawn.append((torch.cat(common), own))
+    (common, own), (again, other) = drawn
+    assert torch.equal(common, again)
+    assert not torch.equal(own, other)
+
+
 def test_evaluation_disables_dropout() -> None:
     x, start = inputs_for(alexnet, 8), seeded(lambda: alexnet(0.5))
 

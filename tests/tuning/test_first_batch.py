@@ -118,3 +118,30 @@ def test_own_batches_are_not_mixed() -> None:
 def test_batch_that_cannot_be_loaded_is_noted() -> None:
     notes = settle(DataLoader(Named(), batch_size=SIZE, sampler=range(NUM_SAMPLES)))
     assert notes == "fast: not measured, the first batch could not be loaded: KeyError: 0"
+
+
+class Shuffling:
+    """A sampler that shuffles its own large list in place, and may refuse to be copied."""
+
+    def __init__(self, *, can_be_copied: bool) -> None:
+        self.order, self.can_be_copied = list(range(150_000)), can_be_copied
+
+    def __iter__(self) -> Iterator[int]:
+        random.shuffle(self.order)
+        return iter(self.order)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Shuffling":
+        if not self.can_be_copied:
+            raise TypeError("no copies")
+        made = Shuffling(can_be_copied=True)
+        made.order = memo.get(id(self.order)) or list(self.order)
+        return made
+
+
+@pytest.mark.parametrize("can_be_copied", [True, False])
+def test_a_look_leaves_the_scripts_sampler_as_it_is(can_be_copied: bool) -> None:
+    sampler = Shuffling(can_be_copied=can_be_copied)
+    data = range(150_000)
+    order = EpochOrder(DataLoader(data, 4, sampler=sampler), seed=0)  # type: ignore[arg-type]  # a range has all that is asked
+    assert len(order.look(4)) == 4
+    assert sampler.order == list(data)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from ..system.files import OpenFolder, open_to_read, read_text
+from ..system.files import OpenFolder, is_part, open_to_read, read_text
 
 FOLDER = "checkpoints"
 """Name of the folder of checkpoints in a run's folder."""
@@ -123,8 +123,8 @@ class CheckpointFolder:
         number = number_of(aside)
         with self._open() as place:
             with closing(place.inner(aside.name)) as folder:
-                # An interrupted writer may have left a manifest.
-                names = [name for name in folder.names() if name != MANIFEST]
+                # An interrupted writer may have left a manifest, and a late one writes a part now.
+                names = [name for name in folder.names() if name != MANIFEST and not is_part(name)]
                 rows = {name: _row(folder, name) for name in names}
                 body = {"format": FORMAT, "files": rows}
                 folder.write(MANIFEST, _as_json({**body, "sha256": _digest_of(body)}))

@@ -162,14 +162,18 @@ class EpochOrder:
         """A copy of the user's sampler, or itself if it cannot be copied; data, models and large
         tables that it holds are shared.
         """
-        held = [getattr(sampler, "__dict__", {}) for sampler in self._samplers]
-        values = [self._loader.dataset, *(value for names in held for value in names.values())]
+        values = [self._loader.dataset, *self._held()]
         shared = {id(value): value for value in values if _is_shared(value, self._loader.dataset)}
         try:
             copied: Iterable[Any] = copy.deepcopy(self._sampler, shared)
         except Exception:  # an object of the user's may refuse it in any way
             return self._sampler
         return copied
+
+    def _held(self) -> list[Any]:
+        """What the user's samplers hold."""
+        held = (getattr(sampler, "__dict__", {}) for sampler in self._samplers)
+        return [value for names in held for value in names.values()]
 
     def before(self, thing: Any) -> list[Any] | None:
         """The epoch drawn last, and a kept sampler's state before it; None: not a kept sampler.
@@ -211,10 +215,18 @@ class EpochOrder:
     def look(self, num_positions: int) -> Sequence[Any]:
         """List an order of a copy of the sampler; the first positions, all of one batch.
 
-        ``set_epoch`` is not called, and the user's own sampler draws nothing.
+        ``set_epoch`` is not called, and the user's own sampler draws nothing: of one that cannot be
+        copied, these are the first samples of the data.
         """
+        values = [self._loader.dataset, *self._held()]
+        shared = {id(one): one for one in values if isinstance(one, Dataset | torch.nn.Module)}
+        try:
+            sampler = copy.deepcopy(self._sampler, shared)
+        except Exception:  # an object of the user's may refuse it in any way
+            self.indices = range(len(self._loader.dataset))  # type: ignore[arg-type]  # or it has no length, and raises
+            return self.indices[:num_positions]
         with self._seeded(mix(self._seed, _ORDER_SALT)):
-            self._list(self._copied())
+            self._list(sampler)
         ends = self._ends or [num_positions]
         return self.indices[: min(num_positions, ends[0])]
 

@@ -5,8 +5,9 @@
 Jobs are the member's part in the updates of the store. All members together do them one by one, in
 the order of their numbers: a member waits for the job before its own. If a job's holder died, the
 job goes to another member, which continues where the first one stopped, or finds it done. A member
-that waits, for a message or for a version, does the jobs that arrive meanwhile. This module must
-not know what a message leads to, nor who decided a job.
+that waits, for a message or for a version, does the jobs that arrive meanwhile. Above 300 lines,
+since all ways to wait are read together. This module must not know what a message leads to, nor who
+decided a job.
 """
 
 import time
@@ -256,11 +257,21 @@ class Inbox:
         self.look()
         self._jobs.do_due()
 
-    def do_snaps(self) -> None:
-        """Between epochs: copy what is asked for; leave all other messages queued."""
+    def do_snaps(self, *, is_inside: bool = False) -> None:
+        """Between epochs: copy what is asked for; leave all other messages queued.
+
+        Args:
+            is_inside: whether the script is in its own code: what it keeps may be half changed, and
+                to write that stays queued, unless it is held from the loop's end.
+        """
         for message in [queued for queued in self._queue if isinstance(queued, Snap)]:
-            self._queue.remove(message)
-            self._copy_out(message)
+            place = self._queue.index(message)
+            del self._queue[place]
+            if is_inside and message.is_main and message.behind < 0:
+                self._queue.insert(place, message._replace(is_first=False, has_own=False))
+                message = message._replace(is_main=False)
+            if message.is_first or message.has_own or message.is_main:
+                self._copy_out(message)
 
     def has_other_work(self) -> bool:
         """Return whether this member's work is over, since a message that ends it has arrived."""

@@ -541,7 +541,7 @@ class StoreExchange(Exchange):
         """The run ends inside the script's own code: copy the newest version if asked to."""
         self._peers.leave_if_alarmed()
         self._mail.look()
-        self._mail.do_snaps()
+        self._mail.do_snaps(is_inside=True)
 
     def say(self, text: str) -> None:
         """Have the run print this, once for all workers."""

@@ -118,8 +118,8 @@ def _trials(subject: Subject, example: Inputs, batch: int) -> list[Inputs]:
     trials = [other]
     for values in altered:
         with suppress(ConfigError):
-            _outputs(subject, subject.model, values)
-            trials.append(values)
+            if bool(_outputs(subject, subject.model, values).isfinite().any()):
+                trials.append(values)
     return trials
 
 
@@ -154,6 +154,11 @@ def _difference(
     batch, largest = len(trials[0][0]), 0.0
     for values in trials:
         wanted = _outputs(subject, model, values)
+        if not bool(wanted.isfinite().any()):
+            raise ConfigError(
+                f"refused: with batch {batch} no number of the model's output is finite, so there "
+                "is nothing to compare; nothing was kept"
+            )
         got = _output(subject, run, values, batch)
         if got.shape != wanted.shape:
             raise ConfigError(

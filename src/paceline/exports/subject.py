@@ -6,7 +6,8 @@
     pkg.mod:function     a function that returns an nn.Module, with inputs as they are written on a
                          command line: --input 1,1,28,28 or 1,128:int64
 
-It must not know what is done with the model, nor any format.
+Above 300 lines, since each source of a model has its own inputs. It must not know what is done
+with the model, nor any format.
 """
 
 import importlib
@@ -147,7 +148,7 @@ def own_subject(
         raise ConfigError(f"{flag}{spec} could not be made: {reason(error)}") from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{flag}{spec} must return an nn.Module, got {type(model).__name__}")
-    return _loaded(attribute, model, random_inputs(shapes, _num_rows(model)), checkpoint)
+    return _loaded(attribute, model, random_inputs(shapes, _num_values(model, shapes)), checkpoint)
 
 
 def parse_input(text: str) -> InputShape:
@@ -175,34 +176,56 @@ def parse_input(text: str) -> InputShape:
     return InputShape(shape[1:], _TYPES[kind or "float32"])
 
 
-def random_inputs(shapes: Sequence[InputShape], num_values: int = 2) -> Callable[[int], Inputs]:
+def random_inputs(
+    shapes: Sequence[InputShape], num_values: Sequence[int] = ()
+) -> Callable[[int], Inputs]:
     """Return a function that makes inputs of N(0, 1), or of integers from 0 on.
 
     Inputs of the same batch size are the same, of others different.
 
     Args:
-        num_values: integers are less than this, >= 1; of bool there are two.
+        num_values: integers of each input are less than this, >= 1; empty: 2 for all.
     """
+    most = num_values or [2] * len(shapes)
 
     def inputs(batch: int) -> Inputs:
         generator = torch.Generator().manual_seed(batch)
         return tuple(
             torch.randn(batch, *shape, generator=generator).to(dtype)
             if dtype.is_floating_point
-            else torch.randint(
-                2 if dtype is torch.bool else num_values, (batch, *shape), generator=generator
-            ).to(dtype)
-            for shape, dtype in shapes
+            else torch.randint(num, (batch, *shape), generator=generator).to(dtype)
+            for (shape, dtype), num in zip(shapes, most, strict=True)
         )
 
     return inputs
 
 
-def _num_rows(model: nn.Module) -> int:
-    """Rows of the model's smallest table of embeddings, so that any integer below is one; or 2."""
-    kinds = nn.Embedding | nn.EmbeddingBag
-    tables = (layer for layer in model.modules() if isinstance(layer, kinds))
-    return min((table.num_embeddings for table in tables), default=2)
+def _num_values(model: nn.Module, shapes: Sequence[InputShape]) -> list[int]:
+    """How many integers each input may have: rows of the smallest table of embeddings that it is
+    looked up in; of others, which may be masks or kinds, 2."""
+    inputs, found = random_inputs(shapes)(2), dict[int, int]()
+    places = {value.untyped_storage().data_ptr(): at for at, value in enumerate(inputs)}
+
+    def note(table: nn.Module, args: tuple[object, ...]) -> None:
+        rows = args[0] if args else None
+        at = places.get(rows.untyped_storage().data_ptr(), -1) if isinstance(rows, Tensor) else -1
+        num = int(table.num_embeddings)  # type: ignore[arg-type]  # a number, of such a layer
+        found[at] = min(found.get(at, num), num)
+
+    tables = [one for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)]
+    handles = [table.register_forward_pre_hook(note) for table in tables]
+    was_training = model.training
+    try:
+        if tables:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                model.eval()(*inputs)
+    except Exception:  # the user's model may raise anything; it is run again, and then refused
+        found.clear()
+    finally:
+        model.train(was_training)
+        for handle in handles:
+            handle.remove()
+    return [found.get(at, 2) for at in range(len(shapes))]
 
 
 def _inputs_of(task: Task) -> Callable[[int], Inputs]:
@@ -218,7 +241,7 @@ def _inputs_of(task: Task) -> Callable[[int], Inputs]:
             count = _length(data)
             if not count:
                 raise ConfigError(f"task {task.name}: its data has no samples")
-            opened[:] = [data[i % count][0] for i in range(batch)]
+            opened[:] = _alike(data, count, batch)
         try:
             made = default_collate(opened[:batch])  # as a loader does
         except TypeError:  # not numbers: images, texts
@@ -232,6 +255,18 @@ def _inputs_of(task: Task) -> Callable[[int], Inputs]:
         return (made,)
 
     return inputs
+
+
+def _alike(data: Dataset[tuple[Tensor, ...]], count: int, number: int) -> list[object]:
+    """The first samples of the first one's shape, again from the start if there are too few."""
+    found: list[object] = []
+    for i in range(count):
+        sample = data[i][0]
+        if not found or getattr(sample, "shape", None) == getattr(found[0], "shape", None):
+            found.append(sample)
+        if len(found) == number:
+            break
+    return [found[i % len(found)] for i in range(number)]
 
 
 def _length(data: Dataset[tuple[Tensor, ...]]) -> int:

@@ -11,6 +11,7 @@ go. Above 300 lines because one draft passes through all of it, from the border 
 module must not know what a member remembers, nor how files are written.
 """
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
@@ -56,6 +57,8 @@ class _Draft:
     """When the member that pins was asked."""
     pinner: int = -1
     """The member that pins the version; -1: a job does, which another takes over if one dies."""
+    due: Due | None = None
+    """When one was due before this one was taken."""
     behind: int = -1
     """The epoch whose loop's end it stands for, without what scripts did since; else -1."""
     main: int = -1
@@ -131,10 +134,14 @@ class Checkpointing:
 
     # -- when -----------------------------------------------------------------------------------
 
-    def tick(self) -> None:
-        """Ask for one at the next border if it is due; handle the result of the last."""
+    def tick(self, *, is_asked: bool) -> None:
+        """Ask for one at the next border if it is due; handle the result of the last.
+
+        Args:
+            is_asked: whether the user asked for the end.
+        """
         self._hear_queue()
-        self._hurry()
+        self._hurry(is_asked=is_asked)
         run = self._run
         if not self.is_on or self._draft is not None or self._queue.is_busy or run.ending:
             return
@@ -146,11 +153,11 @@ class Checkpointing:
                 seat = run.roster[main].seat if main >= 0 else -1
                 run.dispatch.ask_copy(self._draft.number, 1 + seat)
 
-    def _hurry(self) -> None:
+    def _hurry(self, *, is_asked: bool) -> None:
         """Hurry a member that is to copy the end, and may be busy with its script's own code.
 
-        What the script keeps may be half changed in the middle of its loop, and is no reason to end
-        the main member: it is not hurried there, and not waited for much longer than others.
+        What the script keeps may be half changed in the middle of its loop: the main member writes
+        it when it comes by itself. If the user asked for the end, it is not waited for long.
         """
         run, draft = self._run, self._draft
         if draft is None or not draft.is_last or run.engine.processes is None:
@@ -160,7 +167,12 @@ class Checkpointing:
             for member in run.live:
                 if self._blocks(member) or (member == draft.main and draft.behind >= 0):
                     run.processes.hurry(member)
-        if waited_s > _COPY_S and draft.main >= 0:
+        if is_asked and waited_s > _COPY_S and draft.main >= 0:
+            seat = run.roster[draft.main].seat
+            run.notes.say(
+                f"worker {seat} was late, so the last checkpoint has what another worker keeps "
+                "(pace.keep)"
+            )
             draft.main = -1
             self._hand_in_if_whole()
 
@@ -232,6 +244,7 @@ class Checkpointing:
         draft = self._draft
         if draft is not None and draft.main == member and not draft.is_last:
             self._drop()  # another is the main one now, whose objects the next one has
+            self._due = draft.due or self._due
             return
         if draft is None or not draft.files:
             return
@@ -369,6 +382,7 @@ class Checkpointing:
                 "settings": dataclasses.asdict(run.settings),
             },
         }
+        draft.due = copy.copy(self._due)
         self._due.taken(now_s, version, run.script_epoch)
         self._last_place = (version, run.script_epoch)
         are_told = first is not None or not run.by_peers

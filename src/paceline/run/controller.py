@@ -330,7 +330,7 @@ class Controller:
         if not run.has_begun:
             return
         was_waited_for = self._checkpointing.is_waited_for
-        self._checkpointing.tick()
+        self._checkpointing.tick(is_asked=self._shutdown.is_asked)
         if was_waited_for:  # perhaps for the main member, which is late
             self._borders.go_on_if_waiting()
         self._refuse_sums_in_vain()

@@ -209,8 +209,8 @@ class MemberState:
 
         own, tensors = packed
         with self._aside(number) as aside:
-            aside.write(f"{name}.safetensors", save(tensors))
-            # Complete or not there: a worker that dies here leaves no part that is sealed.
+            # Complete or not there: who dies or is late here leaves no part that is sealed.
+            aside.replace(f"{name}.safetensors", save(tensors))
             aside.replace(f"{name}.json", json.dumps(own, allow_nan=False).encode())
 
     def _held_at(self, behind: int) -> _State | None:

@@ -332,7 +332,9 @@ class PassRandom:
 
     def __init__(self, rank: int) -> None:
         self._rank, self._seed, self._count = rank, -1, 0
-        self._common: Tensor | None = None
+        self._depth, self._common = 0, torch.empty(0)
+        """Divided channels that are computed now, of pairs inside each other; and the state before
+        the first of these."""
 
     @contextmanager
     def begun(self, seed: int) -> Iterator[None]:
@@ -342,22 +344,26 @@ class PassRandom:
             return
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            self._seed, self._count = seed, 0
+            self._seed, self._count, self._depth = seed, 0, 0
             yield
             self._seed = -1
 
     def part(self) -> None:
         """Draw this worker's own random numbers from now on."""
         if self._seed >= 0:
-            self._common = torch.get_rng_state()
+            if not self._depth:
+                self._common = torch.get_rng_state()
+            self._depth += 1
             self._count += 1
             own_seed = self._seed + _STRIDE * (self._rank + 1) + self._count
             torch.default_generator.manual_seed(own_seed % (1 << 63))
 
     def rejoin(self) -> None:
         """Draw the random numbers of all workers again."""
-        if self._seed >= 0 and self._common is not None:
-            torch.set_rng_state(self._common)
+        if self._seed >= 0:
+            self._depth -= 1
+            if not self._depth:
+                torch.set_rng_state(self._common)
 
 
 class ColumnLayer(nn.Module):

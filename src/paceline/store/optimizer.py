@@ -210,7 +210,6 @@ class Updater:
         for piece, parameter in self._created:
             del self._optimizer.state[parameter]
             self._unbound.append((piece, parameter))
-            self._exists(piece).zero_()  # the owner of its first piece may have kept it as set
         self._created = []
         for value, kept in zip(self._private(), private, strict=True):
             value.copy_(kept)
@@ -331,7 +330,8 @@ class Updater:
                 if view is not None and isinstance(state.get(entry.key), Tensor):
                     view.copy_(state[entry.key])
                     state[entry.key] = view
-            self._exists(piece).fill_(1)
+            if piece.start == 0:  # who owns the first piece can undo it, and it only
+                self._exists(piece).fill_(1)
             self._created.append((piece, parameter))
         self._unbound = rest
 

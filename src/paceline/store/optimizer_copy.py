@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Optimizer, Rprop
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ..errors import ConfigError
@@ -54,10 +54,12 @@ def is_elementwise(optimizer: Optimizer) -> bool:
 
 
 def keeps_gradients(optimizer: Optimizer) -> bool:
-    """Whether its step certainly leaves ``.grad`` unchanged: torch's own, without hooks, and not
-    with ``foreach``, which computes in ``.grad`` (SGD with nesterov, Rprop; torch 2.13)."""
+    """Whether its step certainly leaves ``.grad`` unchanged: torch's own, without hooks, and none
+    that computes in ``.grad`` with ``foreach`` (SGD with nesterov, Rprop; torch 2.13)."""
     is_in_place = any(
-        group.get("foreach") for part in parts_of(optimizer) for group in part.param_groups
+        group.get("foreach") and (group.get("nesterov") or type(part) is Rprop)
+        for part in parts_of(optimizer)
+        for group in part.param_groups
     )
     return is_elementwise(optimizer) and not is_in_place and not has_hooks(optimizer)
 

@@ -326,6 +326,11 @@ def part_of(name: str) -> str:
     return f".{name}.{secrets.token_hex(4)}.part"
 
 
+def is_part(name: str) -> bool:
+    """Whether this is a name of such a part."""
+    return name.startswith(".") and name.endswith(".part")
+
+
 def lock_part(fd: int) -> None:
     """Lock this part as being written, as long as it is open."""
     with suppress(OSError):  # a file system without locks, where parts are not removed either

@@ -31,6 +31,8 @@ from .candidates import CANDIDATES
 from .remembered import folder, key_of, remembered
 from .trial import try_all
 
+_MOST_FED = 256
+"""Batches whose samples a trial's loader may draw from: an order may have no end."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -176,7 +178,7 @@ def _with_batch(
         subject,
         batch=move(batch, device, is_pinned=False),
         num_samples=num_samples_of(batch, size),
-        feed=Feed(loader, order.indices, size, device),
+        feed=Feed(loader, order.indices[: _MOST_FED * size], size, device),
     )
 
 
