@@ -67,7 +67,9 @@ def test_integers_are_drawn_for_the_table_that_they_are_looked_up_in() -> None:
     assert model.training
     words, kinds, mask = random_inputs(shapes, [50, 3, 2])(64)
     assert [int(one.max()) for one in (words, kinds, mask)] == [49, 2, 1]
-    assert _num_values(nn.Sequential(nn.Embedding(9, 2), nn.Linear(7, 1)), shapes[:1]) == [2]
+    single = nn.Sequential(nn.Embedding(1, 2), nn.Linear(7, 1))  # and does not run
+    assert _num_values(single, shapes[:1]) == [1]
+    assert _num_values(nn.Linear(7, 1), shapes[:1]) == [2]
 
 
 def test_task_without_test_samples_gives_those_to_train_on() -> None:

@@ -727,16 +727,6 @@ def test_line_that_draws_and_writes_between_drawn_orders_is_refused(
     assert "if pace.is_main:" in port(without.replace("    order = torch.randperm(44)\n", ""))
 
 
-def test_folder_beside_what_all_need_is_refused() -> None:
-    made = 'start = 5\nif not os.path.exists("out"):\n    os.makedirs("out")\n    start = 0\n'
-    text = WRITTEN.replace("WRITE", "pass")
-    at = text.index("model")
-    at = text.rindex("\n", 0, at) + 1
-    assert "makes a folder where others of its block" in reason(
-        "import os\n" + text[:at] + made + text[at:]
-    )
-
-
 def line_of(text: str, part: str) -> int:
     """Return the line in which a part of a text begins, from 1."""
     return text[: text.index(part)].count("\n") + 1

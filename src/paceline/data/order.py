@@ -218,10 +218,10 @@ class EpochOrder:
         ``set_epoch`` is not called, and the user's own sampler draws nothing: of one that cannot be
         copied, these are the first samples of the data.
         """
-        values = [self._loader.dataset, *self._held()]
-        shared = {id(one): one for one in values if isinstance(one, Dataset | torch.nn.Module)}
+        data, held = self._loader.dataset, self._held()
+        shared = {id(one): one for one in held if isinstance(one, Dataset | torch.nn.Module)}
         try:
-            sampler = copy.deepcopy(self._sampler, shared)
+            sampler = copy.deepcopy(self._sampler, {**shared, id(data): data})
         except Exception:  # an object of the user's may refuse it in any way
             self.indices = range(len(self._loader.dataset))  # type: ignore[arg-type]  # or it has no length, and raises
             return self.indices[:num_positions]

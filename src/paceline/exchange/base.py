@@ -202,6 +202,7 @@ class ScriptHooks:
         write_own: write this member's own state for the checkpoint of this number; the second
             argument is the epoch that it ends, or -1.
         write_kept: write what the script keeps, as the main member, with the same arguments.
+        is_held: whether the state of the end of this epoch's loop is held, to be written.
         hear_stream: receives who reads the stream, where it is read, and what of it is done.
         write_layout: write the layout of the pinned block; of a split model, the whole block.
         compressed: compresses gradients and keeps the residual; None: sent whole.
@@ -223,6 +224,7 @@ class ScriptHooks:
     write_into: Callable[[str, Sequence[int] | None], None] = lambda folder, identity: None
     write_own: Callable[[int, int], None] = lambda number, behind: None
     write_kept: Callable[[int, int], None] = lambda number, behind: None
+    is_held: Callable[[int], bool] = lambda behind: False
     write_layout: Callable[[int], None] = lambda number: None
     hear_stream: Callable[[OfStream], None] = lambda message: None
     compressed: "CompressedGradient | None" = None

@@ -267,7 +267,7 @@ class Inbox:
         for message in [queued for queued in self._queue if isinstance(queued, Snap)]:
             place = self._queue.index(message)
             del self._queue[place]
-            if is_inside and message.is_main and message.behind < 0:
+            if is_inside and message.is_main and not self._hooks.is_held(message.behind):
                 self._queue.insert(place, message._replace(is_first=False, has_own=False))
                 message = message._replace(is_main=False)
             if message.is_first or message.has_own or message.is_main:

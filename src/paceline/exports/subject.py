@@ -10,11 +10,14 @@ Above 300 lines, since each source of a model has its own inputs. It must not kn
 with the model, nor any format.
 """
 
+import functools
 import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -148,7 +151,7 @@ def own_subject(
         raise ConfigError(f"{flag}{spec} could not be made: {reason(error)}") from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{flag}{spec} must return an nn.Module, got {type(model).__name__}")
-    return _loaded(attribute, model, random_inputs(shapes, _num_values(model, shapes)), checkpoint)
+    return _loaded(attribute, model, _own_inputs(uncompiled(model), shapes), checkpoint)
 
 
 def parse_input(text: str) -> InputShape:
@@ -200,10 +203,17 @@ def random_inputs(
     return inputs
 
 
+def _own_inputs(model: nn.Module, shapes: Sequence[InputShape]) -> Callable[[int], Inputs]:
+    """Return a function that makes inputs for the user's model, which it looks at only then."""
+    num_values = functools.cache(partial(_num_values, model, shapes))
+    return lambda batch: random_inputs(shapes, num_values())(batch)
+
+
 def _num_values(model: nn.Module, shapes: Sequence[InputShape]) -> list[int]:
     """How many integers each input may have: rows of the smallest table of embeddings that it is
     looked up in; of others, which may be masks or kinds, 2."""
-    inputs, found = random_inputs(shapes)(2), dict[int, int]()
+    drawn, found = random_inputs(shapes)(2), dict[int, int]()
+    inputs = [one if one.is_floating_point() else torch.zeros_like(one) for one in drawn]
     places = {value.untyped_storage().data_ptr(): at for at, value in enumerate(inputs)}
 
     def note(table: nn.Module, args: tuple[object, ...]) -> None:
@@ -216,11 +226,10 @@ def _num_values(model: nn.Module, shapes: Sequence[InputShape]) -> list[int]:
     handles = [table.register_forward_pre_hook(note) for table in tables]
     was_training = model.training
     try:
-        if tables:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        # It may raise anything: then it is run again on its example, and refused.
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), suppress(Exception):
+            if tables:
                 model.eval()(*inputs)
-    except Exception:  # the user's model may raise anything; it is run again, and then refused
-        found.clear()
     finally:
         model.train(was_training)
         for handle in handles:

@@ -555,11 +555,6 @@ def _guarded(
     if line is None or (header == _FIRST and script.uses("is_first")):
         return None, ""
     is_bound = any(_changes(node) for node in script.within(line) if node is not call)
-    if is_bound and header == _FIRST and isinstance(line, cst.If):
-        raise CannotDerive(
-            f"line {script.line(call)} makes a folder where others of its block set what all "
-            "workers need; make the folder in a line of its own above, with exist_ok=True"
-        )
     return (None if is_bound and header != _ONCE else line), header
 
 

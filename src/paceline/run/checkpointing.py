@@ -156,8 +156,9 @@ class Checkpointing:
     def _hurry(self, *, is_asked: bool) -> None:
         """Hurry a member that is to copy the end, and may be busy with its script's own code.
 
-        What the script keeps may be half changed in the middle of its loop: the main member writes
-        it when it comes by itself. If the user asked for the end, it is not waited for long.
+        What the script keeps may be half changed in the middle of its own code: the main member
+        writes it when it comes by itself, unless it is held from a loop's end. If the user asked
+        for the end, it is not waited for long.
         """
         run, draft = self._run, self._draft
         if draft is None or not draft.is_last or run.engine.processes is None:

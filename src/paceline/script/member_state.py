@@ -189,6 +189,10 @@ class MemberState:
         """Drop the held state: the next loop has begun."""
         self._held = None
 
+    def is_held(self, behind: int) -> bool:
+        """Whether the state of the end of this epoch's loop is held."""
+        return self._held_at(behind) is not None
+
     def write(self, number: int, behind: int = -1) -> None:
         """Write this member's part of checkpoint ``number``. OSError: the disk.
 

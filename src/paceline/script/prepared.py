@@ -529,7 +529,7 @@ class Prepared:
             hooks.follow = self.step.follow
         hooks.adopt = lambda text: adopt(text, self.optimizer, self.schedules)
         hooks.write_into, hooks.write_own = self._keeper.write_into, self._keeper.write
-        hooks.write_kept = self._keeper.write_kept
+        hooks.write_kept, hooks.is_held = self._keeper.write_kept, self._keeper.is_held
         hooks.write_layout = partial(self._write_layout, replica.layout)
         if self._context.checkpoints:
             self.loop.entered, self.loop.ended = self._keeper.release, self._keeper.hold
