@@ -51,7 +51,6 @@ DRIVEN = {
 
 ELSEWHERE: dict[str, str] = {
     "data.positions": "where a sampler's batches end: tests/data draw them through EpochOrder",
-    "exchange.inbox": "what a member hears, driven through StoreExchange in tests/exchange",
     "exchange.unedited": "edited weights, driven through StoreExchange in tests/exchange",
     "exchange.peers": "rounds, driven through StoreExchange in tests/exchange",
     "kvstore.kvstore": "tests/kvstore use it by its public name, paceline.KVStore",
