@@ -85,6 +85,8 @@ class StoreExchange(Exchange):
         self.first_scale: LossScale | None = None
         """The loss scale of a resumed run."""
         self._first_skipped = 0
+        self.is_newcomer = False
+        """Whether it joins a run in progress."""
         self.is_over = False
         """Whether the script has no more epochs."""
         self.has_opened = False
@@ -177,7 +179,8 @@ class StoreExchange(Exchange):
         self._channel.send(messages.Arrive(epoch, batch_ends, last_end, *report))
         while isinstance(message := self._mail.next(), messages.Adopt):
             own.hooks.adopt(message.text)
-        if isinstance(message, messages.EndEpoch):  # a new member, too late for this epoch
+        is_late = isinstance(message, messages.Stop) and is_first and self.is_newcomer
+        if is_late or isinstance(message, messages.EndEpoch):  # a new member, too late for it
             own.end_at(message)
             self._are_alike = True  # it has pulled what all others hold
         if isinstance(message, messages.SentAway):

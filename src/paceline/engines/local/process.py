@@ -114,6 +114,7 @@ def exchange_in_shared_memory(
         seat=spec.seat, member=spec.member, averaging=averaging,
         is_main=False if context.is_newcomer else None,
     )  # fmt: skip
+    exchange.is_newcomer = context.is_newcomer
     if context.compress != "none" and not (context.is_newcomer or context.dry_run):
         from ...exchange.group import start_group
         from ...exchange.priced import price_between
