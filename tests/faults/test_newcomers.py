@@ -142,12 +142,12 @@ def test_a_newcomer_does_not_read_the_checkpoint_that_its_run_began_with(tmp_pat
     every = {"workers": 2, "checkpoint_every": "2 updates"}
     first = train(TASK, tmp_path, updates=4, **every)
     settings = {
-        "resume": str(first.folder), "updates": 40, "epochs": 20, "respawn": True,
+        "resume": str(first.folder), "updates": 500, "epochs": 120, "respawn": True,
         "fault": ["kill worker 1 at update 24"], **every,
     }  # fmt: skip
     run = train(TASK, tmp_path, **settings)
     assert run.left == ["killed by signal 9"]
-    assert run.summary.updates == 40
+    assert run.summary.updates == 500
     assert run.summary.per_worker[1].members == 3  # one of them before the run was resumed
 
 
