@@ -179,10 +179,7 @@ class StoreExchange(Exchange):
         self._channel.send(messages.Arrive(epoch, batch_ends, last_end, *report))
         while isinstance(message := self._mail.next(), messages.Adopt):
             own.hooks.adopt(message.text)
-        is_late = isinstance(message, messages.Stop) and is_first and self.is_newcomer
-        if is_late or isinstance(message, messages.EndEpoch):  # a new member, too late for it
-            own.end_at(message)
-            self._are_alike = True  # it has pulled what all others hold
+        self._catch_up(message, is_first=is_first)
         if isinstance(message, messages.SentAway):
             raise Stopped
         if not isinstance(message, messages.OpenEpoch):
@@ -203,6 +200,13 @@ class StoreExchange(Exchange):
         if kept_buffers is not None and own.grant is not None:
             own.copy.replica.layout.buffers.of(own.copy.home).copy_(kept_buffers)
         return True
+
+    def _catch_up(self, message: messages.ToMember, *, is_first: bool) -> None:
+        """A new member that is too late for its first epoch pulls what all others hold."""
+        is_over = isinstance(message, messages.Stop) and is_first and self.is_newcomer
+        if is_over or isinstance(message, messages.EndEpoch):
+            self._own.end_at(message)
+            self._are_alike = True
 
     def come_to_end(self, why: End) -> None:
         """Called before this member waits for a message: members of a split model may need it."""
