@@ -171,7 +171,7 @@ def test_diff_marks_a_missing_final_newline() -> None:
 
 # -- proof ---------------------------------------------------------------------------------------
 
-EDITS = [Edit(name, "", 1, lambda text, name=name: text + name) for name in ("a", "b", "c")]  # type: ignore[misc]
+EDITS = [Edit(name, "", 1, lambda text, name=name: text + name) for name in ("a", "b", "c")]  # type: ignore[misc]  # mypy infers no type for a default argument
 
 
 def test_only_edits_that_change_no_value_are_kept() -> None:
