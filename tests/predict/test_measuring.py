@@ -4,6 +4,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -111,6 +112,7 @@ def test_extrapolation_uses_larger_batches_than_two_samples(
     assert one.alone_s(64) == pytest.approx(2.0)
     assert one.as_one(graph_at, {8, 64})(8).alone_s == pytest.approx(0.6)
     monkeypatch.setattr(one, "_updates_s", known({8: 0.6, 16: 2.0}))
+    one._taken.clear()
     assert one.alone_s(64) == pytest.approx(8.0)  # no longer per sample than those
 
 
@@ -327,3 +329,34 @@ def test_a_script_draws_batches_and_computes_losses() -> None:
     assert 0.01 < script_s(8) < 0.1
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_round_of_all_workers_is_scaled_to_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six on two cores take twice as long as the three that are measured."""
+
+    class Beside:
+        size, asked = 3, list[int]()
+
+        def together_s(self, batch_size: int, step: Callable[[], object], num_rounds: int) -> float:
+            self.asked.append(batch_size)
+            step()
+            return 0.5 * batch_size
+
+    beside: Any = Beside()
+    monkeypatch.setattr(measuring, "num_cores", lambda: 2)
+    one = Measuring(make_subject(), inputs, 1, beside)
+    vars(one)["_longest"] = 8, 0.001
+    assert one._together(4, 3) == pytest.approx(2.0)
+    assert one._together(4, 6) == pytest.approx(4.0)
+    assert set(beside.asked) == {4}
+    assert make_measuring()._together(4, 6) is None
+
+
+def test_second_sitting_adds_to_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that was slow for all of the first is known better after the second."""
+    one = make_measuring()
+    vars(one)["_longest"] = 8, 2.0  # long steps are measured once a sitting
+    monkeypatch.setattr(one, "_updates_s", lambda *_: [2.0])
+    assert one.alone_s(8) == 2.0
+    monkeypatch.setattr(one, "_updates_s", lambda *_: [1.0, 1.0])
+    assert one.alone_s(8) == 1.0

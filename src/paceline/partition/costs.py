@@ -49,6 +49,8 @@ class SplitCosts:
         alone_s: forward and backward of the whole batch, in one process on all cores.
         script_s: returns the seconds of a step outside the model, to draw a mini-batch of some
             size and to compute its loss.
+        together_s: seconds until all workers have computed their shares of the batch at once and
+            have met; None: not measured, ``graph_at`` and what sharing cores costs say it.
         batch_size: samples per update, of all workers together.
         pipeline: the workers, the link between them, the micro-batches.
         exchanges: seconds of the workers' collective operations.
@@ -83,6 +85,7 @@ class SplitCosts:
     exchanges: Exchanges
     parts_at: Callable[[float], WorkGraph] | None = None
     script_s: Callable[[float], float] = _nothing_s
+    together_s: float | None = None
     moved_s_per_byte: float = 0.0
     lone_factor: float = 1.0
     fresh_s_per_byte: float = 0.0
@@ -139,6 +142,15 @@ class SplitCosts:
     def by_cores(self, each_s: Sequence[float]) -> float:
         """Seconds until the last worker is done, if all begin compute-bound work at once."""
         return max(sum(each_s) / self.places, *each_s)
+
+    def computing_s(self) -> float:
+        """Seconds until all workers, one of which may be slow, have computed their shares of the
+        batch."""
+        if self.together_s is not None:
+            return self.together_s / self.slowest
+        return (
+            self.graph_at(self.batch_size / self.num_workers).alone_s * self.sharing / self.slowest
+        )
 
     @property
     def slowest(self) -> float:

@@ -235,8 +235,9 @@ def _data(costs: SplitCosts) -> SplitPrice:
         return _too_few("data", costs)
     graph = costs.graph_at(costs.batch_size / num)
     size = graph.parameter_bytes
-    step_s = graph.alone_s / costs.slowest * costs.sharing + _script_s(costs)
+    step_s = costs.computing_s() + _script_s(costs)
     step_s += _moved_s(costs, _shared_bytes(costs, num)) + _update_s(costs, size / num)
+    step_s += costs.exchanges.turn_s + costs.exchanges.meeting_s  # until all have updated a share
     memory_bytes = _copy_bytes(costs, graph, num)
     return _price(costs, "data", step_s, 2 * (num - 1) / num * size, memory_bytes)
 
@@ -252,7 +253,7 @@ def _shard(costs: SplitCosts, stage: int) -> SplitPrice:
     graph = costs.graph_at(costs.batch_size / num)
     size, copies = graph.parameter_bytes, costs.pipeline.state_copies
     gathers = 2 if stage == 3 else 1
-    step_s = graph.alone_s / costs.slowest * costs.sharing + _script_s(costs)
+    step_s = costs.computing_s() + _script_s(costs)
     step_s += _units_s(costs, stage, gathers) + _moved_s(costs, size / num)
     step_s += _meetings_s(costs) + costs.buffer_kinds * costs.exchanges.meeting_s
     step_s += _fresh_s(costs, size * (3 if stage == 3 else 1)) + _update_s(costs, size / num)

@@ -1,14 +1,15 @@
 """Measures what a model costs at each batch that a split uses, on this machine.
 
     batch   2 4 8 ..      doubled until a step takes long: each piece, at two of these
-            B, B / n ..   what workers compute at a time: the whole model
-            B             what a worker computes if layers are split over channels
+            B / n         what each of n workers computes: the whole model, then all workers at once
+            B             what a worker computes if layers are split over channels, or one alone
 
 At any batch, the pieces' costs are on a straight line through those two batches, scaled so that
 they sum to the time of the whole model there: the line alone would carry the error of two short
 measurements to a batch that is many times as large. Batches on one line are measured in turns
 unless their steps are long: a machine that is slow for a while is slow to all batches, and not to
-one. While rounds differ and take little time, there are more. The parts of a network are not
+one. While rounds differ and take little time, there are more. The whole model is measured twice,
+with everything else in between. The parts of a network are not
 scaled: they run as the pieces do, with late gradients, and their micro-batches are near what was
 measured. How much updates differ says how long workers wait for the slowest. This module must not
 know how a split is priced. Above 300 lines, since all that is timed of a model and its loop is read
@@ -22,6 +23,7 @@ import itertools
 import math
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -34,7 +36,6 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..exports.subject import Subject
 from ..partition.graph import ChannelPair, WorkGraph
-from ..partition.pipeline import MICRO_BATCHES_EACH
 from ..splits.clocks import TimedClock, step_once, threads
 from ..splits.measuring import ROUNDS, MeasuredModel, Measurement, measure
 from ..splits.tracing import TracedModel, trace, untouched
@@ -44,7 +45,7 @@ from ..system.processors import num_cores
 from ..system.reasons import reason
 from ..trainer import make_loader
 from ..workloads.base import Task
-from .neighbours import MOST_NEIGHBOURS, Neighbours
+from .neighbours import MOST_NEIGHBOURS, Neighbours, make_step
 
 _MEASURED_S = 0.4
 """Limit of a step's time, about, for the larger of the two batches at which pieces are measured."""
@@ -67,6 +68,7 @@ _ROUNDS_S, _MOST_ROUNDS = 1.0, 15
 _SCRIPT_RUNS = 5
 _STEPS, _EVICTING_BYTES = 6, 1 << 26
 """Steps of the optimizer, of which the first creates its state, and bytes written before each."""
+_MODEL = "the model"
 _NUM_PROCESSES = 1 + MOST_NEIGHBOURS
 GraphAt = Callable[[float], WorkGraph]
 """Returns the costs at any batch."""
@@ -104,6 +106,7 @@ class MeasuredCosts(NamedTuple):
         graph_at, parts_at: costs at any batch, as of `SplitCosts`.
         alone_s: seconds for the whole batch in one process with all threads.
         waiting: as of `SplitCosts`.
+        together_s: as of `SplitCosts`.
         turns: factor by which sharing cores slows workers down: `Neighbours.taking_turns`.
         script_s: as of `SplitCosts`.
     """
@@ -114,6 +117,7 @@ class MeasuredCosts(NamedTuple):
     columns: MeasuredColumns = MeasuredColumns()
     waiting: float = 1.0
     turns: float = 1.0
+    together_s: float | None = None
     script_s: Callable[[float], float] = _nothing_s
     parts_at: GraphAt | None = None
 
@@ -170,6 +174,9 @@ class Measuring:
         self._batch_size = 1
         self._larger_batch, self._larger_batch_s = 1, 0.0  # pieces are measured there
         self._activation_bytes = 0.0  # of a sample
+        self._taken: defaultdict[str, defaultdict[int, list[float]]] = defaultdict(
+            lambda: defaultdict(list)
+        )  # seconds of updates: of what, at which batch
         self._ratios = list[float]()  # of a worker's updates to their median
 
     def all_of(
@@ -188,15 +195,26 @@ class Measuring:
             is_cut_only: whether layers split over channels are left out.
         """
         traced, parts_at = self.pieces(traced, wanted)
-        shares = {-(-wanted[1] // (num_workers * number)) for number in MICRO_BATCHES_EACH}
-        graph_at = self.as_one(parts_at, {*wanted, *shares})
         share = -(-wanted[1] // num_workers)
+        self._sit(share, wanted[1])
         turns, script_s = self._turns(share), self._script_s({share, wanted[1]})
-        columns = MeasuredColumns()
+        columns, sizes = MeasuredColumns(), self._sizes_for(share)
         if not is_cut_only:
-            columns = self._columns(traced, graph_at(wanted[1]), num_workers)
+            columns = self._columns(traced, parts_at(wanted[1]), num_workers)
+            if columns.pairs and not columns.seconds:
+                sizes |= self._sizes_for(wanted[1])
+        graph_at = self.as_one(parts_at, sizes)
+        together_s = self._together(wanted[1] / num_workers, num_workers)
         alone_s, waiting = self.alone_s(wanted[1]), self._waiting(num_workers)
-        return MeasuredCosts(traced, graph_at, alone_s, columns, waiting, turns, script_s, parts_at)
+        return MeasuredCosts(
+            traced, graph_at, alone_s, columns, waiting, turns, together_s, script_s, parts_at
+        )
+
+    def _sit(self, share: int, batch_size: int) -> None:
+        """Measure once what `all_of` measures again at its end."""
+        self._of_workers(_MODEL, self._whole_sizes(self._sizes_for(share)))
+        self._together(share, 1)
+        self.alone_s(batch_size)
 
     def pieces(self, traced: TracedModel, wanted: tuple[int, int]) -> tuple[TracedModel, GraphAt]:
         """Return the pieces and their costs with a worker's threads, while others compute, too.
@@ -264,7 +282,19 @@ class Measuring:
         self._ratios += [
             s / (medians_s[size] or 1.0) for size, taken in updates_s.items() for s in taken
         ]
-        return medians_s
+        return self._medians_so_far(what, updates_s)
+
+    def _medians_so_far(
+        self, what: str, updates_s: Mapping[int, Sequence[float]]
+    ) -> dict[int, float]:
+        """Return the median at each batch, of these updates and those before.
+
+        A shared machine can be half as fast for some seconds, in which all rounds agree.
+        """
+        taken = self._taken[what]
+        for size, seconds in updates_s.items():
+            taken[size] += seconds
+        return _medians({size: taken[size] for size in updates_s})
 
     def _waiting(self, num_workers: int) -> float:
         """Return how many times longer the slowest worker takes than the median one.
@@ -323,9 +353,7 @@ class Measuring:
 
     def as_one(self, graph_at: GraphAt, sizes: Collection[int]) -> GraphAt:
         """Return costs by batch; at these batches the pieces sum to the whole model's time."""
-        timed = {max(min(_LEAST, max(sizes)), batch) for batch in sizes}
-        timed = {size for size in timed if size <= self._longest[0]}
-        update_s = self._of_workers("the model", timed)
+        update_s = self._of_workers(_MODEL, self._whole_sizes(sizes))
 
         @functools.cache
         def scaled_at(batch: float) -> WorkGraph:
@@ -335,14 +363,20 @@ class Measuring:
 
         return scaled_at
 
+    def _whole_sizes(self, sizes: Collection[int]) -> set[int]:
+        """Return the batches of these at which the whole model can be measured."""
+        timed = {max(min(_LEAST, max(sizes)), batch) for batch in sizes}
+        return {size for size in timed if size <= self._longest[0]}
+
     def alone_s(self, batch_size: int) -> float:
         """Return the seconds for the whole batch in one process with all threads.
 
         More threads are not always faster, but one process would have them all.
         """
         sizes = self._sizes_for(batch_size)
-        updates_s = self._in_turns("one process alone", sizes, self._updates_s)
-        return _on_lines(_medians(updates_s), batch_size)
+        what = "one process alone"
+        updates_s = self._in_turns(what, sizes, self._updates_s)
+        return _on_lines(self._medians_so_far(what, updates_s), batch_size)
 
     def _columns(self, traced: TracedModel, graph: WorkGraph, num_workers: int) -> MeasuredColumns:
         """Find the layers that can be split over channels, and measure workers if they are.
@@ -390,6 +424,30 @@ class Measuring:
         longest, least = self._longest[0], least_of(batch_size)
         return {batch_size} if batch_size <= longest else {max(least, longest // 2), longest}
 
+    def _together(self, share: float, num_workers: int) -> float | None:
+        """Return the seconds of a round, in which all workers compute a share and meet.
+
+        Workers that are more than the processes measured here take as many times longer.
+        """
+        if self._beside is None:
+            return None
+        what, sizes = "all workers at once", self._sizes_for(math.ceil(share))
+        updates_s = self._in_turns(what, sizes, self._together_s)
+        places, size = num_cores() / self._threads, self._beside.size
+        sharing = max(1.0, num_workers / places) / max(1.0, size / places)
+        return _on_lines(self._medians_so_far(what, updates_s), share) * sharing
+
+    def _together_s(self, size: int, num_rounds: int) -> list[float]:
+        """Return the typical seconds of a few rounds, in one of so many measurements."""
+        assert self._beside is not None
+        inputs = self._inputs(size)
+        with untouched(self._model), torch.random.fork_rng(devices=[]), threads(self._threads):
+            step = partial(make_step, partial(self._model, *inputs), self._model)
+            start_s = time.perf_counter()
+            step()
+            num = round(_ROUNDS_S / num_rounds / (time.perf_counter() - start_s))
+            return [self._beside.together_s(size, step, min(max(num, 1), _MOST_ROUNDS))]
+
     def _turns(self, size: int) -> float:
         if self._beside is None:
             return 1.0
@@ -397,7 +455,7 @@ class Measuring:
         self._tell(f"workers that take turns, in batches of {size}")
         inputs = self._inputs(size)
         with untouched(self._model), torch.random.fork_rng(devices=[]), threads(self._threads):
-            step = partial(step_once, partial(self._model, *inputs), self._model)
+            step = partial(make_step, partial(self._model, *inputs), self._model)
             start_s = time.perf_counter()
             step()
             rounds = _ROUNDS_S / (time.perf_counter() - start_s)

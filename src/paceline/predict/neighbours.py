@@ -3,11 +3,12 @@
     this process   rank 0         measures each piece of the model         the exchanges of all
     neighbours     rank 1 .. n-1  compute the whole model all the time     (exchanges.py)
 
-    all, in rounds                a step each, then all meet: if there are more than cores
+    all, in rounds                a step each, then all meet
 
 So the measured costs include what several processes take from each other on one machine, above all
 memory bandwidth. A neighbour makes the model from its name, and ends with this process because its
-connection breaks. This module must not know what is measured.
+connection breaks. This module must not know what is measured. Above 300 lines, since both ends of
+the conversation are read together.
 """
 
 import base64
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its stubs
 
 from ..errors import LinkError
@@ -62,7 +64,7 @@ class Neighbours:
     def __init__(
         self, question: SplitQuestion, size: int, computing: int, own_threads: int
     ) -> None:
-        self._size, self._computing, self._turn = size, computing, 0
+        self.size, self._computing, self._turn = size, computing, 0
         self._threads = own_threads
         self._store: Any = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=_TIMEOUT)
         self.processes: list[subprocess.Popen[str]] = []
@@ -80,9 +82,9 @@ class Neighbours:
         Raises:
             LinkError: a process cannot be started.
         """
-        for rank in range(1, self._size):
+        for rank in range(1, self.size):
             command = [
-                sys.executable, "-m", __name__, str(self._store.port), str(rank), str(self._size)
+                sys.executable, "-m", __name__, str(self._store.port), str(rank), str(self.size)
             ]  # fmt: skip
             try:
                 process = subprocess.Popen(
@@ -92,7 +94,7 @@ class Neighbours:
             except OSError as error:
                 self._kill()
                 raise LinkError(
-                    f"cannot start process {rank} of the {self._size - 1} that compute while the "
+                    f"cannot start process {rank} of the {self.size - 1} that compute while the "
                     f"model is measured: {error.strerror or error}; free some memory or processes, "
                     "or ask for fewer workers"
                 ) from error
@@ -118,7 +120,7 @@ class Neighbours:
                     return False
                 time.sleep(_POLL_S)
         with self._losses_named():
-            self._group = _near(self._store, 0, self._size, self._refuse_ended)
+            self._group = _near(self._store, 0, self.size, self._refuse_ended)
         return True
 
     @contextmanager
@@ -138,7 +140,7 @@ class Neighbours:
         for rank, process in enumerate(self.processes, start=1):
             if process.poll() is not None:
                 raise LinkError(
-                    f"process {rank} of the {self._size - 1} that compute while the model is "
+                    f"process {rank} of the {self.size - 1} that compute while the model is "
                     f"measured ended (exit status {process.returncode}); free some memory, or ask "
                     "for fewer workers"
                 )
@@ -159,7 +161,7 @@ class Neighbours:
                 self._refuse_ended()
                 if time.monotonic() > deadline_s:
                     raise LinkError(
-                        f"process {rank} of the {self._size - 1} that compute while the model is "
+                        f"process {rank} of the {self.size - 1} that compute while the model is "
                         f"measured has not computed {batch_size} samples within "
                         f"{_TIMEOUT.total_seconds():.0f} s; ask for fewer workers"
                     )
@@ -178,13 +180,22 @@ class Neighbours:
             step: this process's own step, of ``batch_size`` samples.
             num_rounds: rounds that are measured.
         """
-        if self._size <= self._computing:
+        if self.size <= self._computing:
             return 1.0
         few_s, all_s = (
             self._round_s(f"round {batch_size} {num_rounds} {count}", step, num_rounds)
-            for count in (self._computing, self._size)
+            for count in (self._computing, self.size)
         )
-        return max(1.0, all_s / few_s * self._computing / self._size)
+        return max(1.0, all_s / few_s * self._computing / self.size)
+
+    def together_s(self, batch_size: int, step: Callable[[], object], num_rounds: int) -> float:
+        """Return the seconds until all have made a step and have met, as in data parallelism.
+
+        Args:
+            step: as of `taking_turns`.
+            num_rounds: rounds of which the median is returned.
+        """
+        return self._round_s(f"round {batch_size} {num_rounds} {self.size}", step, num_rounds)
 
     def _round_s(self, order: str, step: Callable[[], object], num_rounds: int) -> float:
         self._send(order)
@@ -257,6 +268,12 @@ def _end_without(parent: int) -> None:
         sys.exit(1)
 
 
+def make_step(forward: Callable[[], Any], model: nn.Module) -> None:
+    """Compute new gradients, as an update does."""
+    model.zero_grad(set_to_none=True)
+    step_once(forward, model)
+
+
 def _serve(port: int, rank: int, size: int) -> None:
     """Run a neighbour: make the model, then follow orders until the last."""
     question, computing, own_threads = pickle.loads(base64.b64decode(sys.stdin.readline()))
@@ -280,7 +297,7 @@ def _serve(port: int, rank: int, size: int) -> None:
             measure(group)
             continue
         inputs = subject.inputs(int(numbers[0]))
-        step = partial(step_once, partial(model, *inputs), model)
+        step = partial(make_step, partial(model, *inputs), model)
         if order == "round":
             num_rounds, count = map(int, numbers[1:])
             round_s(group, step if rank < count else lambda: None, num_rounds)
