@@ -2,8 +2,9 @@
 
     python bench/splits.py [--rounds 4] [--only steps | memory | equal | large | torch] [--write]
 
-    steps    every split of four models on 2 and 3 processes: predicted, then live; `data` and
-             `network` in each round, all others in the first
+    steps    `data` and `network` of four models on 2 and 3 processes, in rounds in which their runs
+             take turns with what predicts them (standing.py); all other splits on 2 processes:
+             predicted, then live once
     memory   100 million parameters on 2 processes: the peak of a worker, against the table
     large    510 million: what `plan --memory` advises where one copy does not fit, run for a few
              steps; the peak of any of its processes from start to end
@@ -37,12 +38,13 @@ from alike import compare_script, compare_task
 from paceline import Splits, Task
 from paceline.bench.splits import LiveSplitsQuestion, measure_splits
 from paceline.plan import format_bytes
-from paceline.report.live_splits import LiveSplit, LiveSplits, draw_live_splits
+from paceline.report.live_splits import LiveSplits, draw_live_splits
 from paceline.report.text import three_figures
 from paceline.workloads import load_task
 from paceline.workloads.base import loss_metrics
 from paceline.workloads.transformer import Transformer
 from pipelines import paceline_step_s, torch_step_s
+from standing import Round, measure_in_turns
 from table import RESULTS, machine, say, write_table
 
 HERE = Path(__file__).stem
@@ -55,8 +57,8 @@ MODELS: dict[str, tuple[str, int | None, int]] = {
 which each worker's first three are not counted: more of short ones, to take seconds, too."""
 FEW_UPDATES = 9
 """Updates of a run that is made for its memory."""
-AGAIN = ("data", "network")
-"""Splits that are measured in each round; all others in the first."""
+IN_TURNS = ("data", "network")
+"""Splits that are measured in rounds; all others once."""
 Figures = tuple[float | None, float | None, str]
 """Measured, predicted, and why one of them is missing."""
 Form = Callable[[float], str]
@@ -122,34 +124,29 @@ def measure_live(
 def step_rows(rounds: int, folder: Path | None) -> Iterator[list[str]]:
     for name, (task, batch_size, updates) in MODELS.items():
         for workers in (2, 3):
-            # Predicted anew before each round: the machine's speed drifts by a tenth in minutes.
-            results = [
-                measure_live(task, workers, batch_size, AGAIN if number else (), updates)
-                for number in range(rounds)
-            ]
-            if folder is not None and workers == 2:
-                picture = folder / f"splits-{task.rpartition(':')[2]}.svg"
-                picture.write_text(draw_live_splits(results[0]))
-            rows = [{row.split: row for row in result.rows} for result in results]
-            for split in rows[0]:
-                each = [of_round[split] for of_round in rows if split in of_round]
-                yield paired_row(f"a step, {name}", workers, each)
+            samples = batch_size or load_task(task, workers).batch_size
+            in_turns = measure_in_turns(task, workers, samples, IN_TURNS, rounds)
+            for split, results in in_turns.items():
+                yield paired_row(f"a step, {name}", workers, split, results)
+        live = measure_live(task, 2, batch_size, updates=updates)
+        if folder is not None:
+            picture = folder / f"splits-{task.rpartition(':')[2]}.svg"
+            picture.write_text(draw_live_splits(live))
+        for row in live.rows:
+            if row.split not in IN_TURNS:
+                figures = row.step_s, row.predicted_step_s, row.why
+                yield make_row(f"a step, {name}", 2, row.split, figures, three_figures)
 
 
-def paired_row(title: str, workers: int, each: Sequence[LiveSplit]) -> list[str]:
+def paired_row(title: str, workers: int, split: str, rounds: Sequence[Round]) -> list[str]:
     """Return the row of a split whose step was predicted and measured in several rounds."""
-    whys = [row.why for row in each]
-    first, pairs = each[0], [(row.step_s, row.predicted_step_s) for row in each]
-    cells = [middle_of([s for s in column if s is not None]) for column in zip(*pairs, strict=True)]
-    row = [title, str(workers), first.split, *(cell or first.why for cell in cells), ""]
-    ratios = [b / a for a, b in pairs if a is not None and b is not None]
-    if ratios:
-        row[-1] = f"{statistics.median(ratios):.2f}"
+    measured = middle_of([each.measured_s for each in rounds])
+    predicted = middle_of([each.predicted_s for each in rounds])
+    ratios = [each.predicted_s / each.measured_s for each in rounds]
+    ratio = f"{statistics.median(ratios):.2f}"
     if len(ratios) > 1:
-        row[-1] += f" ({min(ratios):.2f} to {max(ratios):.2f})"
-    if ratios and len(ratios) < len(each):
-        row[-1] += f"; {len(ratios)} of {len(each)} rounds: {next(filter(None, whys), 'no time')}"
-    return row
+        ratio += f" ({min(ratios):.2f} to {max(ratios):.2f})"
+    return [title, str(workers), split, measured, predicted, ratio]
 
 
 def middle_of(times_s: Sequence[float]) -> str:
@@ -265,11 +262,13 @@ def main() -> None:
         rows.append(cells)
     if options.write:
         note = (
-            f"Steps: from a push to its worker's next, medians over {options.rounds} runs of data, "
-            "network and beside torch, and their range, all others in one; "
+            "Steps: from a push to its worker's next. Of data and network, medians over "
+            f"{options.rounds} rounds, and their range: in a round, two runs that stand still "
+            "otherwise go on for a few steps before each thing that their prediction measures, so "
+            "both see the same minutes. All others: one run each, predicted before it, of "
             f"{', '.join(f'{updates} updates of {name}' for name, (*_, updates) in MODELS.items())}"
-            "; each run's prediction is measured before it; memory: what a process held in its "
-            f"steps beyond what it held before its model. {machine_note}"
+            f"; beside torch, medians over {options.rounds} runs; memory: what a process held in "
+            f"its steps beyond what it held before its model. {machine_note}"
         )
         write_table("splits", "Splits, beside what was predicted of them", HEADER, rows, note)
 
