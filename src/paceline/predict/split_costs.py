@@ -136,7 +136,8 @@ def _of_model(model: nn.Module, measured: MeasuredCosts, batch_size: int) -> dic
     traced, graph = measured.traced, measured.graph_at(batch_size)
     return {
         "graph_at": measured.graph_at, "parts_at": measured.parts_at, "alone_s": measured.alone_s,
-        "script_s": measured.script_s, "together_s": measured.together_s, "turns": measured.turns, "waiting": measured.waiting,
+        "script_s": measured.script_s, "together_s": measured.together_s,
+        "turns": measured.turns, "waiting": measured.waiting,
         "has_fixed_rows": traced.how == "torch.export", "batch_norms": traced.batch_statistics,
         "pairs": measured.columns.pairs, "columns_s": measured.columns.seconds,
         "undivided": measured.columns.why, "unit_bytes": unit_bytes(model),
