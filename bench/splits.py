@@ -11,7 +11,7 @@
     equal    20 steps of one model under each split, against one device (alike.py)
     torch    two stages against torch's own pipelining with the even cut (pipelines.py)
 
-Steps and memory are `paceline bench splits`; equality is in float64 with momentum, weight decay and
+Memory and the other splits' steps are `paceline bench splits`; equality is in float64 with momentum, weight decay and
 tied weights, and as a loss curve in float32. Writes results/splits.md and a picture for each model;
 exits with 1 if a run did not end or gave another result.
 """
@@ -53,8 +53,9 @@ MODELS: dict[str, tuple[str, int | None, int]] = {
     "ResNet-18, batches of 16": ("resnet18", 16, 9),
     "a 6-layer transformer": (f"{HERE}:transformer6", None, 15),
 }  # fmt: skip
-"""Tasks, the samples of an update where they differ from the task's, and the updates of a run, of
-which each worker's first three are not counted: more of short ones, to take seconds, too."""
+"""Tasks, the samples of an update where they differ from the task's, and the updates of a run that
+is made once, of which each worker's first three are not counted: more of short ones, to take
+seconds, too."""
 FEW_UPDATES = 9
 """Updates of a run that is made for its memory."""
 IN_TURNS = ("data", "network")

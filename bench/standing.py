@@ -72,7 +72,7 @@ class StandingRun:
         self.window_s = LEAST_S
 
     def begin(self) -> None:
-        """Wait until each worker has made a few steps, and stop."""
+        """Wait until it has made a few steps, and stop."""
         deadline_s = time.monotonic() + LONGEST_S
         while len(steps_s := self._new_steps()) < WARM_UP:
             if self._process.poll() is not None or time.monotonic() > deadline_s:

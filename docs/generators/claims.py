@@ -350,7 +350,11 @@ def splits(figures: Figures) -> Iterator[Claim]:
         for row in rows
         if row["what"].startswith("a step") and row["predicted / measured"]
     }
-    cases = {(what, workers) for what, workers, split in steps if split == "data"}
+    cases = {
+        (row["what"], row["workers"])
+        for row in rows
+        if row["what"].startswith("a step") and row["split"] == "layer"
+    }
     fastest = [
         min(("data", "network", "layer"), key=lambda split: steps.get((*case, split), math.inf))
         for case in cases

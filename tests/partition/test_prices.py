@@ -153,8 +153,8 @@ def test_shards_exchange_each_unit_separately() -> None:
 
 
 def test_collective_operations_after_computing_cost_a_turn() -> None:
-    """A turn is paid by the passes of the model, an update of copies, the first reduce, each unit
-    with shard-2, its parameters with shard-3, and each sum over channels."""
+    """A turn is paid by the passes of the model, gradients and updates of copies, the first reduce,
+    each unit with shard-2, its parameters with shard-3, and each sum over channels."""
     pairs = (ChannelPair(nodes=(0, 1, 2), in_bytes=64, out_bytes=32),)
     few = {"unit_bytes": (100, 300), "pairs": pairs, "graph_at": lambda _: model_at(1e-9)}
     first, second = (by_name(costs(2, exchanges=together(turn_s=s), **few)) for s in (0.0, 1.0))
@@ -163,7 +163,7 @@ def test_collective_operations_after_computing_cost_a_turn() -> None:
     }
     passes = 2
     assert turns == pytest.approx({
-        "none": 0, "data": 1, "network": passes, "layer": passes + 2,
+        "none": 0, "data": 2, "network": passes, "layer": passes + 2,
         "shard-1": passes + 1, "shard-2": passes + 2, "shard-3": passes + 4,
     })  # fmt: skip
 

@@ -4,7 +4,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -346,10 +346,21 @@ def test_round_of_all_workers_is_scaled_to_their_number(monkeypatch: pytest.Monk
     monkeypatch.setattr(measuring, "num_cores", lambda: 2)
     one = Measuring(make_subject(), inputs, 1, beside)
     vars(one)["_longest"] = 8, 0.001
-    assert one._together(4, 3) == pytest.approx(2.0)
-    assert one._together(4, 6) == pytest.approx(4.0)
+    assert one._together({4}, 4, 3) == pytest.approx(2.0)
+    assert one._together({4}, 4, 6) == pytest.approx(4.0)
     assert set(beside.asked) == {4}
-    assert make_measuring()._together(4, 6) is None
+    assert make_measuring()._together({4}, 4, 6) is None
+
+
+def test_unequal_shares_are_on_the_line_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16 samples on 3 workers one has 6 and two have 5; batch norm needs two."""
+    one = Measuring(make_subject(), inputs, 1, cast(Any, object()))
+    vars(one)["_longest"] = 16, 0.001
+    monkeypatch.setattr(measuring, "num_cores", lambda: 2)
+    assert one._shares(16, 3) == {5, 6}
+    assert one._shares(2, 3) == {2}
+    monkeypatch.setattr(measuring, "num_cores", lambda: 4)
+    assert one._shares(16, 3) == {6}
 
 
 def test_second_sitting_adds_to_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

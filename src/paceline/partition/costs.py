@@ -37,6 +37,11 @@ class Exchanges:
     meeting_s: float = 0.0
     turn_s: float = 0.0
 
+    @property
+    def met_s(self) -> float:
+        """Seconds of a meeting right after computing."""
+        return self.meeting_s + self.turn_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitCosts:
@@ -145,12 +150,11 @@ class SplitCosts:
 
     def computing_s(self) -> float:
         """Seconds until all workers, one of which may be slow, have computed their shares of the
-        batch."""
+        batch and have met."""
         if self.together_s is not None:
             return self.together_s / self.slowest
-        return (
-            self.graph_at(self.batch_size / self.num_workers).alone_s * self.sharing / self.slowest
-        )
+        graph = self.graph_at(self.batch_size / self.num_workers)
+        return graph.alone_s * self.sharing / self.slowest + self.exchanges.met_s
 
     @property
     def slowest(self) -> float:

@@ -14,10 +14,11 @@
     AxB       A parts of the network, B replicas           as network and as data
 
 Seconds are per update: drawing the batch, all computing, all messages, the optimizer; whatever a
-run overlaps with computing makes it faster. n processes of t threads share c cores: where n t > c,
-whatever all do at once takes n t / c times longer, plus the measured cost of taking turns on a
-core. All wait for the slowest, so computing takes as long as in the slowest of those that compute
-at a time, by the spread of measured updates. Memory-bound work (the optimizer, copies) was measured
+run overlaps with computing makes it faster. What workers with a copy or a shard compute at once is
+measured as such, until all are done. Elsewhere, n processes of t threads share c cores: where
+n t > c, what all do at once takes n t / c times longer, plus the measured cost of taking turns on a
+core, and all wait for the slowest of those that compute at a time, by the spread of measured
+updates. Memory-bound work (the optimizer, copies) was measured
 in one process on all cores, and all workers at once take as long as one that moves all their bytes:
 the worker with most bytes is done last, and is never faster than it would be alone. Whole copies on
 one machine add up gradients in shared memory, each worker in its share; ranks of the other splits
@@ -237,7 +238,7 @@ def _data(costs: SplitCosts) -> SplitPrice:
     size = graph.parameter_bytes
     step_s = costs.computing_s() + _script_s(costs)
     step_s += _moved_s(costs, _shared_bytes(costs, num)) + _update_s(costs, size / num)
-    step_s += costs.exchanges.turn_s + costs.exchanges.meeting_s  # until all have updated a share
+    step_s += costs.exchanges.met_s  # until all have updated their shares
     memory_bytes = _copy_bytes(costs, graph, num)
     return _price(costs, "data", step_s, 2 * (num - 1) / num * size, memory_bytes)
 
@@ -256,6 +257,7 @@ def _shard(costs: SplitCosts, stage: int) -> SplitPrice:
     step_s = costs.computing_s() + _script_s(costs)
     step_s += _units_s(costs, stage, gathers) + _moved_s(costs, size / num)
     step_s += _meetings_s(costs) + costs.buffer_kinds * costs.exchanges.meeting_s
+    step_s -= costs.exchanges.met_s  # of these, the one after the backward pass is counted above
     step_s += _fresh_s(costs, size * (3 if stage == 3 else 1)) + _update_s(costs, size / num)
     memory_bytes = shard_bytes(stage, size, copies, num, costs.largest_bytes)
     memory_bytes += graph.activation_bytes + _buffer_bytes(graph)

@@ -9,7 +9,7 @@
     splitting          a model over several workers: the cut, and the table of all splits
     split_models       its model, also without numbers
     split_costs        its costs on this machine: computing measured, messages timed
-    measuring          the measurement: pieces, and the whole model, at each batch size of a split
+    measuring          the measurement: pieces, the whole model, and all workers at once
     neighbours         processes that compute beside the measured one
     exchanges          messages of all of them at the same time, timed
     comparison         several protocols, one after the other

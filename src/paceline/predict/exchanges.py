@@ -6,7 +6,7 @@
                      the same time, and if there are more than cores, some wait for one
     gather, reduce   of a unit of parameters                    spread/units.py
     a sum            of what is divided over channels           spread/columns.py
-    a round          each computes, then all meet               if some wait for a core
+    a round          each computes, then all meet               as with data parallelism
 
 It times the functions that a run calls, so it stays right when those change. All processes call
 `measure` at the same time and do the same in it, so both directions of each link are busy, as in a

@@ -4,16 +4,15 @@
             B / n         what each of n workers computes: the whole model, then all workers at once
             B             what a worker computes if layers are split over channels, or one alone
 
-At any batch, the pieces' costs are on a straight line through those two batches, scaled so that
-they sum to the time of the whole model there: the line alone would carry the error of two short
+At any batch, the pieces' costs are on a straight line through those two batches, scaled by the time
+of the whole model where it is measured: the line alone would carry the error of two short
 measurements to a batch that is many times as large. Batches on one line are measured in turns
 unless their steps are long: a machine that is slow for a while is slow to all batches, and not to
-one. While rounds differ and take little time, there are more. The whole model is measured twice,
-with everything else in between. The parts of a network are not
-scaled: they run as the pieces do, with late gradients, and their micro-batches are near what was
-measured. How much updates differ says how long workers wait for the slowest. This module must not
-know how a split is priced. Above 300 lines, since all that is timed of a model and its loop is read
-together.
+one. While rounds differ and take little time, there are more. Shares and one process alone are
+measured twice, after the pieces and at the end. The parts of a network are not scaled: they run as
+the pieces do, with late gradients, and their micro-batches are near what was measured. How much
+updates differ says how long workers wait for the slowest. This module must not know how a split is
+priced. Above 300 lines, since all that is timed of a model and its loop is read together.
 """
 
 import bisect
@@ -196,24 +195,37 @@ class Measuring:
         """
         traced, parts_at = self.pieces(traced, wanted)
         share = -(-wanted[1] // num_workers)
-        self._sit(share, wanted[1])
+        shares = self._shares(wanted[1], num_workers)
+        self._sit(shares, wanted[1])
         turns, script_s = self._turns(share), self._script_s({share, wanted[1]})
-        columns, sizes = MeasuredColumns(), self._sizes_for(share)
+        columns, sizes = MeasuredColumns(), set(shares)
         if not is_cut_only:
             columns = self._columns(traced, parts_at(wanted[1]), num_workers)
             if columns.pairs and not columns.seconds:
                 sizes |= self._sizes_for(wanted[1])
         graph_at = self.as_one(parts_at, sizes)
-        together_s = self._together(wanted[1] / num_workers, num_workers)
+        together_s = self._together(shares, wanted[1] / num_workers, num_workers)
         alone_s, waiting = self.alone_s(wanted[1]), self._waiting(num_workers)
         return MeasuredCosts(
             traced, graph_at, alone_s, columns, waiting, turns, together_s, script_s, parts_at
         )
 
-    def _sit(self, share: int, batch_size: int) -> None:
+    def _shares(self, batch_size: int, num_workers: int) -> set[int]:
+        """Return the batches that are measured for the workers' shares, which may differ by one.
+
+        With a core for each, all wait for a largest one.
+        """
+        most = -(-batch_size // num_workers)
+        each = {most}
+        if self._beside is None or num_workers * self._threads > num_cores():
+            each.add(batch_size // num_workers)
+        least = least_of(batch_size)
+        return set().union(*(self._sizes_for(max(share, least)) for share in each))
+
+    def _sit(self, shares: Collection[int], batch_size: int) -> None:
         """Measure once what `all_of` measures again at its end."""
-        self._of_workers(_MODEL, self._whole_sizes(self._sizes_for(share)))
-        self._together(share, 1)
+        self._of_workers(_MODEL, self._whole_sizes(shares))
+        self._together(shares, max(shares), 1)
         self.alone_s(batch_size)
 
     def pieces(self, traced: TracedModel, wanted: tuple[int, int]) -> tuple[TracedModel, GraphAt]:
@@ -424,17 +436,24 @@ class Measuring:
         longest, least = self._longest[0], least_of(batch_size)
         return {batch_size} if batch_size <= longest else {max(least, longest // 2), longest}
 
-    def _together(self, share: float, num_workers: int) -> float | None:
+    def _together(self, sizes: Collection[int], share: float, num_workers: int) -> float | None:
         """Return the seconds of a round, in which all workers compute a share and meet.
 
-        Workers that are more than the processes measured here take as many times longer.
+        Workers that are more than the processes measured here take as many times longer if they
+        share cores; otherwise the slowest of them is slower.
+
+        Args:
+            sizes: batches that are measured for this share.
         """
         if self._beside is None:
             return None
-        what, sizes = "all workers at once", self._sizes_for(math.ceil(share))
+        what, size = "all workers at once", self._beside.size
         updates_s = self._in_turns(what, sizes, self._together_s)
-        places, size = num_cores() / self._threads, self._beside.size
+        places = num_cores() / self._threads
+        if num_workers <= places:
+            share = math.ceil(share)
         sharing = max(1.0, num_workers / places) / max(1.0, size / places)
+        sharing *= self._waiting(num_workers) / self._waiting(size)
         return _on_lines(self._medians_so_far(what, updates_s), share) * sharing
 
     def _together_s(self, size: int, num_rounds: int) -> list[float]:
