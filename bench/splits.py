@@ -11,9 +11,9 @@
     equal    20 steps of one model under each split, against one device (alike.py)
     torch    two stages against torch's own pipelining with the even cut (pipelines.py)
 
-Memory and the other splits' steps are `paceline bench splits`; equality is in float64 with momentum, weight decay and
-tied weights, and as a loss curve in float32. Writes results/splits.md and a picture for each model;
-exits with 1 if a run did not end or gave another result.
+Memory and the other splits' steps are `paceline bench splits`; equality is in float64 with
+momentum, weight decay and tied weights, and as a loss curve in float32. Writes results/splits.md
+and a picture for each model; exits with 1 if a run did not end or gave another result.
 """
 
 import argparse
