@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -255,6 +256,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     machine_note = machine()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that it ends the runs it started
     path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     rows: list[list[str]] = []

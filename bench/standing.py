@@ -74,20 +74,22 @@ class StandingRun:
     def begin(self) -> None:
         """Wait until it has made a few steps, and stop."""
         deadline_s = time.monotonic() + LONGEST_S
-        while len(steps_s := self._new_steps()) < WARM_UP:
+        steps_s: list[float] = []
+        while len(steps_s) < WARM_UP:
+            steps_s += self._new_steps()
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 raise RuntimeError(f"{self.split}: no steps: {self._errors.read_text()}")
-            time.sleep(0.5)
+            time.sleep(0.5)  # its trace is a file, which nothing announces
         self.window_s = max(LEAST_S, STEPS * statistics.median(steps_s))
         self._send(signal.SIGSTOP)
         self._stopped_s = time.monotonic()
-        self._num_read = sum(1 for _ in self._pushes())
+        self._new_steps()  # those so far do not count
 
     def go_on(self, window_s: float) -> None:
         """Run for a window."""
         self._shortest_stop_s = min(self._shortest_stop_s, time.monotonic() - self._stopped_s)
         self._send(signal.SIGCONT)
-        time.sleep(window_s)
+        time.sleep(window_s)  # the window: this process must not take a core from the run
         if self._process.poll() is not None:
             raise RuntimeError(f"{self.split}: it ended: {self._errors.read_text()}")
         self._send(signal.SIGSTOP)
@@ -95,9 +97,7 @@ class StandingRun:
 
     def take_steps(self) -> list[float]:
         """Return the seconds of the steps since the last call."""
-        steps_s = [s for s in self._new_steps() if s < self._shortest_stop_s]
-        self._num_read = sum(1 for _ in self._pushes())
-        return steps_s
+        return [s for s in self._new_steps() if s < self._shortest_stop_s]
 
     def end(self) -> None:
         with suppress(psutil.NoSuchProcess):
@@ -113,11 +113,13 @@ class StandingRun:
                     yield record.fact.ticket.member, record.fact.at_s
 
     def _new_steps(self) -> list[float]:
-        last_s, steps_s = dict[int, float](), list[float]()
-        for number, (member, at_s) in enumerate(self._pushes()):
+        """Return the seconds of the steps that no call has returned."""
+        pushes, last_s, steps_s = list(self._pushes()), dict[int, float](), list[float]()
+        for number, (member, at_s) in enumerate(pushes):
             if member in last_s and number >= self._num_read:
                 steps_s.append(at_s - last_s[member])
             last_s[member] = at_s
+        self._num_read = len(pushes)
         return steps_s
 
     def _processes(self) -> list[psutil.Process]:
