@@ -96,6 +96,22 @@ def test_killed_process_is_named_at_once() -> None:
             beside._round_s("round 4 1 2", lambda: None, 1)
 
 
+def test_one_that_waits_for_a_lost_one_does_not_delay_the_error() -> None:
+    def lose_one(beside: Neighbours | None) -> None:
+        assert beside is not None
+        ended.extend(beside.processes)
+        beside.processes[1].kill()
+        started_s.append(time.monotonic())
+        beside.together_s(4, lambda: None, 3)
+
+    ended, started_s = list[subprocess.Popen[str]](), list[float]()
+    three = neighbours(SplitQuestion(spec="quadratic", num_workers=3), 3, 1)
+    with pytest.raises(LinkError, match="process 2 of the 2"), three as beside:
+        lose_one(beside)
+    assert time.monotonic() - started_s[0] < 15.0  # `_END_S` is 20
+    assert all(process.poll() is not None for process in ended)
+
+
 def test_turn_cost_is_the_extra_time_beyond_the_free_cores() -> None:
     def step() -> None:
         time.sleep(slow_s if len(rounds) > _A_ROUND else 0.03)

@@ -242,8 +242,10 @@ def neighbours(
     group = Neighbours(question, size, min(max(1, int(places)), size), own_threads)
     try:
         yield group if group.are_there() else None
-    finally:
-        group.close()
+    except BaseException:  # raised again; one that waits for a lost one would end late
+        group._kill()
+        raise
+    group.close()
 
 
 class NeighbourGroup(TorchGroup):
