@@ -97,7 +97,7 @@ def test_pieces_are_measured_at_two_batches_however_slow_the_model_is(
     monkeypatch.setattr(Measurement, "add_round", measured)
     monkeypatch.setattr(Measurement, "rounds_s", [1.0] * ROUNDS)
     pieces(one, 2, 64)
-    assert taken == [2, 4] * ROUNDS
+    assert taken == [2, 4]
 
 
 def test_extrapolation_uses_larger_batches_than_two_samples(
@@ -152,7 +152,8 @@ def test_a_workers_columns_are_measured(cores: int, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(one, "_updates_s", updates_s)
     measured = one.all_of(trace(divided, inputs(2)), (4, 8), 3)
     assert [pair.nodes for pair in measured.columns.pairs] == [(0, 1, 2)]
-    assert channels == ([11] * ROUNDS if cores == 3 else [11] * ROUNDS + [10] * ROUNDS)
+    last, first = [11] * measuring._ROUNDS_EACH, [10] * measuring._ROUNDS_EACH
+    assert channels == (last if cores == 3 else last + first)
     assert measured.columns.seconds == ((11.0, 11.0, 11.0) if cores == 3 else (10.0, 11.0, 11.0))
     assert divided[0].weight.shape == (32, 16)
     assert all(parameter.grad is None for parameter in divided.parameters())
@@ -209,7 +210,7 @@ def test_batches_take_turns_unless_steps_are_long(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(one, "_updates_s", updates_s)
     one.as_one(graph_at, {4, 8})
-    assert asked == [(4, ROUNDS), (8, ROUNDS)] * ROUNDS
+    assert asked == [(4, ROUNDS), (8, ROUNDS)] * measuring._ROUNDS_EACH
     asked.clear()
     vars(one)["_longest"] = 8, 2.0
     one.as_one(graph_at, {4, 8})
@@ -225,7 +226,7 @@ def test_one_slow_round_changes_no_cost(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(one, "_updates_s", updates_s)
     assert one.as_one(graph_at, {4, 8})(8).alone_s == pytest.approx(1.0)
-    assert next(number) == 2 * ROUNDS  # one round differs from two: their median is known
+    assert next(number) == 2 * 3  # one round differs from two: their median is known
 
 
 def test_rounds_go_on_while_they_differ_and_take_little_time(
@@ -233,11 +234,11 @@ def test_rounds_go_on_while_they_differ_and_take_little_time(
 ) -> None:
     even, moving = [1.0] * 15, [1.0, 1.2, 0.8, 1.1, 0.9] * 3
     numbers = itertools.count(1)
-    assert list(measuring._rounds(lambda: [even])) == [0, 1, 2]
-    moved = measuring._rounds(lambda: [even, moving[: next(numbers) + 2]])
+    assert list(measuring._rounds(lambda: [even], 3)) == [0, 1, 2]
+    moved = measuring._rounds(lambda: [even, moving[: next(numbers) + 2]], 2)
     assert list(moved) == list(range(15))
     monkeypatch.setattr(measuring, "_ENOUGH_S", 0.0)
-    assert list(measuring._rounds(lambda: [moving])) == [0, 1, 2]
+    assert list(measuring._rounds(lambda: [moving], 3)) == [0, 1, 2]
 
 
 def test_error_is_small_once_rounds_are_many() -> None:
@@ -371,3 +372,16 @@ def test_second_sitting_adds_to_the_first(monkeypatch: pytest.MonkeyPatch) -> No
     assert one.alone_s(8) == 2.0
     monkeypatch.setattr(one, "_updates_s", lambda *_: [1.0, 1.0])
     assert one.alone_s(8) == 1.0
+
+
+def test_pieces_of_all_sittings_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = make_measuring()
+    pieces(one, 4, 8)
+    before = [len(measured.rounds_s) for measured in one._pieces]
+    monkeypatch.setattr(measuring, "_CLOSE", float("inf"))
+    one._pieces_again()
+    one._larger_batch_s = 2.0  # long steps are measured once a sitting
+    one._pieces_again()
+    assert [len(measured.rounds_s) for measured in one._pieces] == [
+        number + measuring._ROUNDS_EACH + 1 for number in before
+    ]

@@ -8,9 +8,10 @@ At any batch, the pieces' costs are on a straight line through those two batches
 of the whole model where it is measured: the line alone would carry the error of two short
 measurements to a batch that is many times as large. Batches on one line are measured in turns
 unless their steps are long: a machine that is slow for a while is slow to all batches, and not to
-one. While rounds differ and take little time, there are more. Shares and one process alone are
-measured twice, after the pieces and at the end. The parts of a network are not scaled: they run as
-the pieces do, with late gradients, and their micro-batches are near what was measured. How much
+one. While rounds differ and take little time, there are more. Pieces, shares and one process alone
+have several sittings, one after the other, of which all rounds count: a shared machine can be half
+as fast for some seconds, in which all rounds agree. The parts of a network are not scaled: they run
+as the pieces do, with late gradients, and their micro-batches are near what was measured. How much
 updates differ says how long workers wait for the slowest. This module must not know how a split is
 priced. Above 300 lines, since all that is timed of a model and its loop is read together.
 """
@@ -57,7 +58,11 @@ _WHOLE_S = 4.0
 """The same for a batch at which the whole model is measured."""
 _ROUNDS_WORTH_S = 1.0
 """The longest step of such a batch with which all are measured in several rounds."""
-_ENOUGH_ROUNDS, _ENOUGH_S, _CLOSE = 15, 4.0, 0.02
+_SITTINGS = 3
+"""How often pieces, shares and one process alone are measured."""
+_ROUNDS_EACH, _SHORT_S = 2, 0.1
+"""Rounds of a sitting, unless they differ; the longest step for which pieces have more than one."""
+_ENOUGH_ROUNDS, _ENOUGH_S, _CLOSE = 15, 3.0, 0.02
 """Where rounds differ there are more, until a median's relative standard error is small, or there
 are many, or no further one begins after this time: the speed of a shared machine moves by a sixth
 within a second, and by a twelfth within eight."""
@@ -171,6 +176,7 @@ class Measuring:
         self._model, self._task, self._inputs = subject.model, subject.task, inputs
         self._threads, self._beside, self._tell = own_threads, beside, tell
         self._batch_size = 1
+        self._pieces: tuple[Measurement, ...] = ()  # at one batch or two
         self._larger_batch, self._larger_batch_s = 1, 0.0  # pieces are measured there
         self._activation_bytes = 0.0  # of a sample
         self._taken: defaultdict[str, defaultdict[int, list[float]]] = defaultdict(
@@ -196,7 +202,9 @@ class Measuring:
         traced, parts_at = self.pieces(traced, wanted)
         share = -(-wanted[1] // num_workers)
         shares = self._shares(wanted[1], num_workers)
-        self._sit(shares, wanted[1])
+        for _ in range(_SITTINGS - 1):
+            self._sit(shares, wanted[1])
+            parts_at = self._pieces_again()
         turns, script_s = self._turns(share), self._script_s({share, wanted[1]})
         columns, sizes = MeasuredColumns(), set(shares)
         if not is_cut_only:
@@ -223,7 +231,7 @@ class Measuring:
         return set().union(*(self._sizes_for(max(share, least)) for share in each))
 
     def _sit(self, shares: Collection[int], batch_size: int) -> None:
-        """Measure once what `all_of` measures again at its end."""
+        """Measure once more what `all_of` measures at its end."""
         self._of_workers(_MODEL, self._whole_sizes(shares))
         self._together(shares, max(shares), 1)
         self.alone_s(batch_size)
@@ -245,15 +253,36 @@ class Measuring:
             larger = self._twice(small.result())
         is_one = larger == small.batch_size
         large = small if is_one else self._pieces_at(small.traced, larger)
-        parts = (small,) if is_one else (small, large)
-        for number in _rounds(lambda: [part.rounds_s for part in parts]):
+        self._pieces = (small,) if is_one else (small, large)
+        for number in _rounds(self._piece_rounds, self._rounds_each):
             if number:  # its first round is over
                 self._add_round(small)
             if not is_one:
                 self._add_round(large)
-        costs = large.result()
-        self._activation_bytes = costs.graph.activation_bytes / larger
-        return large.traced, _line(small.result(), costs)
+        self._activation_bytes = large.result().graph.activation_bytes / larger
+        return large.traced, self._pieces_line()
+
+    def _pieces_again(self) -> GraphAt:
+        """Measure the pieces once more; return their costs by all rounds."""
+        self._tell("each piece, once more")
+        before = len(self._pieces[0].rounds_s)
+        for _ in _rounds(
+            lambda: [rounds_s[before:] for rounds_s in self._piece_rounds()], self._rounds_each
+        ):
+            for pieces in self._pieces:
+                self._add_round(pieces)
+        return self._pieces_line()
+
+    @property
+    def _rounds_each(self) -> int:
+        """Rounds of a sitting of the pieces."""
+        return 1 if self._larger_batch_s > _SHORT_S else _ROUNDS_EACH
+
+    def _piece_rounds(self) -> list[list[float]]:
+        return [pieces.rounds_s for pieces in self._pieces]
+
+    def _pieces_line(self) -> GraphAt:
+        return _line(self._pieces[0].result(), self._pieces[-1].result())
 
     def _pieces_at(self, traced: TracedModel, size: int) -> Measurement:
         self._tell(f"each piece, in batches of {size}")
@@ -280,7 +309,9 @@ class Measuring:
         if self._longest[1] > _ROUNDS_WORTH_S:
             return {size: updates_s(size, 1) for size in sorted(sizes)}
         rounds: dict[int, list[list[float]]] = {size: [] for size in sorted(sizes)}
-        for _ in _rounds(lambda: [[*map(statistics.median, taken)] for taken in rounds.values()]):
+        for _ in _rounds(
+            lambda: [[*map(statistics.median, taken)] for taken in rounds.values()], _ROUNDS_EACH
+        ):
             for size, taken in rounds.items():
                 taken.append(updates_s(size, ROUNDS))
         return {size: [*itertools.chain(*taken)] for size, taken in rounds.items()}
@@ -299,10 +330,7 @@ class Measuring:
     def _medians_so_far(
         self, what: str, updates_s: Mapping[int, Sequence[float]]
     ) -> dict[int, float]:
-        """Return the median at each batch, of these updates and those before.
-
-        A shared machine can be half as fast for some seconds, in which all rounds agree.
-        """
+        """Return the median at each batch, of these updates and those of earlier sittings."""
         taken = self._taken[what]
         for size, seconds in updates_s.items():
             taken[size] += seconds
@@ -561,15 +589,16 @@ def update_costs(subject: Subject, is_counted: bool) -> tuple[float, int]:
     return statistics.median(steps_s[1:]) / size, round(sum(copy.nbytes for copy in copies) / size)
 
 
-def _rounds(results: Callable[[], Sequence[Sequence[float]]]) -> Iterator[int]:
+def _rounds(results: Callable[[], Sequence[Sequence[float]]], least: int) -> Iterator[int]:
     """Yield the number of each round of a measurement: of the usual ones, and more if they differ.
 
     Args:
         results: returns the seconds that each of several things has taken in all rounds so far.
+        least: the number of usual rounds.
     """
     start_s = time.perf_counter()
     for number in range(_ENOUGH_ROUNDS):
-        if number >= ROUNDS and (
+        if number >= least and (
             max(map(_error, results())) <= _CLOSE or time.perf_counter() - start_s > _ENOUGH_S
         ):
             return
