@@ -1,22 +1,23 @@
 """Two stages compared with torch's own pipelining at an even cut, as written by hand.
 
     ours     paceline train TASK --workers 2 --split network: its own cut and micro-batches
+    A/A      the same again
     theirs   torch.distributed.pipelining, Schedule1F1B, as many layers for each stage, a bare loop:
              the fastest of 2, 4 and 8 micro-batches
 
-Both have the same task, batch and optimizer. Run in turn by bench/splits.py, which writes the rows.
+All have the same task, batch and optimizer, and go on in turn, for a window each (standing.py).
+bench/splits.py writes the rows.
 """
 
 import itertools
-import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,6 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.utils.data import TensorDataset
 
 from paceline import Splits, Task
-from paceline.bench.splits import LiveSplitsQuestion, measure_splits
 from paceline.partition.placement import even_parts
 from paceline.splits.measuring import measure
 from paceline.splits.parts import make_parts
@@ -34,10 +34,13 @@ from paceline.system.processors import num_cores
 from paceline.trainer import make_loader
 from paceline.workloads import load_task
 from paceline.workloads.base import loss_metrics
+from standing import StandingCommand, StandingRun, Start, standing
+from table import say
 
 HERE = Path(__file__).stem
 MICRO_BATCHES = (2, 4, 8)
-UPDATES, WARM_UP = 14, 3
+UPDATES = 14
+"""Updates of an epoch."""
 BATCH, WIDTH = 256, 1024
 
 
@@ -68,37 +71,70 @@ def even() -> Task:
 
 
 def uneven() -> Task:
-    """Two wide layers, then six narrow ones."""
+    """Four wide layers, between which a cut can be, then five narrow ones."""
+    return make_task("four wide layers and five narrow", (*(1536,) * 5, *(384,) * 5))
+
+
+def coarse() -> Task:
+    """Two wide layers, then six narrow ones.
+
+    The second wide layer alone has two fifths of the work: no cut gives the larger part less than
+    seven tenths, and the even cut gives it nearly nine.
+    """
     return make_task("two wide layers and six narrow", (2048, 2048, 2048, *(512,) * 6))
 
 
-def paceline_step_s(name: str) -> float:
-    """Return the median seconds of a step over one run."""
-    question = LiveSplitsQuestion(task=f"{HERE}:{name}", updates=UPDATES, only=("network",))
-    (row,) = measure_splits(question).rows
-    if row.step_s is None:
-        sys.exit(f"{name}: {row.why}")
-    return row.step_s
+class TorchRun(StandingCommand):
+    """A loop of torch's own pipelining, whose first rank writes the seconds of its steps."""
+
+    def __init__(self, task: str, micro_batches: int, folder: Path) -> None:
+        self._steps, self._num_read = folder / "steps", 0
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+            __file__, task, str(micro_batches), str(self._steps),
+        ]  # fmt: skip
+        super().__init__(f"torch, {micro_batches} micro-batches", command, {}, folder / "errors")
+
+    def _new_steps(self) -> list[float]:
+        lines = self._steps.read_text().splitlines()[:-1] if self._steps.exists() else []
+        new, self._num_read = lines[self._num_read :], len(lines)
+        return [float(line) for line in new]
 
 
-def torch_step_s(name: str) -> float:
-    """Return the step time of the best number of micro-batches, each in two new processes."""
-    medians_s = []
-    for num_micro_batches in MICRO_BATCHES:
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "steps.json"
-            subprocess.run(
-                [sys.executable, "-m", "torch.distributed.run", "--standalone",
-                 "--nproc-per-node", "2", __file__, name, str(num_micro_batches), str(out)],
-                check=True, stdout=subprocess.DEVNULL,
-            )  # fmt: skip
-            steps_s: list[float] = json.loads(out.read_text())
-            medians_s.append(statistics.median(steps_s))
-    return min(medians_s)
+class Turn(NamedTuple):
+    """Median seconds of a step in one window of each run."""
+
+    ours_s: float
+    again_s: float
+    theirs_s: float
+
+
+def measure_beside_torch(name: str, num_turns: int) -> list[Turn]:
+    """Return the windows of ours, of ours again, and of the fastest of torch's."""
+    ours = partial(StandingRun, f"{HERE}:{name}", 2, BATCH, "network")
+    theirs = (partial(TorchRun, name, num) for num in MICRO_BATCHES)
+    starts: list[Start] = [ours, ours, *theirs]
+    with standing(starts) as runs:
+        window_s = max(run.window_s for run in runs)
+        medians_s: list[list[float]] = [[] for _ in runs]
+        for number in range(num_turns):
+            for run, turns_s in zip(runs, medians_s, strict=True):
+                run.go_on(window_s)
+                turns_s.append(statistics.median(run.take_steps()))
+            say(
+                f"{name}, turn {number + 1} of {num_turns}: "
+                + ", ".join(
+                    f"{run.name} {turns_s[-1]:.3f} s"
+                    for run, turns_s in zip(runs, medians_s, strict=True)
+                )
+            )
+    ours_s, again_s, *others_s = medians_s
+    theirs_s = min(others_s, key=statistics.median)
+    return [Turn(*turn) for turn in zip(ours_s, again_s, theirs_s, strict=True)]
 
 
 def run_rank(name: str, micro_batches: int, out: Path) -> None:
-    """Run one of the two ranks."""
+    """Run one of the two ranks until it is ended."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.set_num_threads(max(1, num_cores() // 2))
@@ -111,19 +147,19 @@ def run_rank(name: str, micro_batches: int, out: Path) -> None:
     stage = PipelineStage(part, rank, 2, torch.device("cpu"))
     schedule = Schedule1F1B(stage, micro_batches, loss_fn=task.loss)
     optimizer = task.optimizer(part.parameters(), task.learning_rate)
-    steps_s, start_s = [], time.perf_counter()
-    for inputs, targets in loader:
+    start_s = time.perf_counter()
+    for inputs, targets in itertools.chain.from_iterable(itertools.repeat(loader)):
         optimizer.zero_grad()
         if rank == 0:
             schedule.step(inputs)
         else:
             schedule.step(target=targets)
         optimizer.step()
-        steps_s.append(time.perf_counter() - start_s)
-        start_s = time.perf_counter()
-    if rank == 0:
-        out.write_text(json.dumps(steps_s[WARM_UP:]))
-    dist.destroy_process_group()
+        end_s = time.perf_counter()
+        if rank == 0:
+            with out.open("a") as file:
+                print(end_s - start_s, file=file)
+        start_s = end_s
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ from paceline.report.text import three_figures
 from paceline.workloads import load_task
 from paceline.workloads.base import loss_metrics
 from paceline.workloads.transformer import Transformer
-from pipelines import paceline_step_s, torch_step_s
+from pipelines import measure_beside_torch
 from standing import Round, measure_in_turns
 from table import RESULTS, machine, say, write_table
 
@@ -59,6 +59,8 @@ is made once, of which each worker's first three are not counted: more of short 
 seconds, too."""
 FEW_UPDATES = 9
 """Updates of a run that is made for its memory."""
+TURNS = 12
+"""Windows of each run beside torch."""
 IN_TURNS = ("data", "network")
 """Splits that are measured in rounds; all others once."""
 Figures = tuple[float | None, float | None, str]
@@ -145,10 +147,15 @@ def paired_row(title: str, workers: int, split: str, rounds: Sequence[Round]) ->
     measured = middle_of([each.measured_s for each in rounds])
     predicted = middle_of([each.predicted_s for each in rounds])
     ratios = [each.predicted_s / each.measured_s for each in rounds]
-    ratio = f"{statistics.median(ratios):.2f}"
-    if len(ratios) > 1:
-        ratio += f" ({min(ratios):.2f} to {max(ratios):.2f})"
-    return [title, str(workers), split, measured, predicted, ratio]
+    return [title, str(workers), split, measured, predicted, spread_of(ratios, 2)]
+
+
+def spread_of(ratios: Sequence[float], digits: int) -> str:
+    """Return the median, and the range of several."""
+    median = f"{statistics.median(ratios):.{digits}f}"
+    if len(ratios) == 1:
+        return median
+    return f"{median} ({min(ratios):.{digits}f} to {max(ratios):.{digits}f})"
 
 
 def middle_of(times_s: Sequence[float]) -> str:
@@ -165,23 +172,17 @@ def memory_rows() -> Iterator[list[str]]:
         yield make_row("memory, 100 million parameters", 2, result.split, figures, format_memory)
 
 
-def torch_rows(rounds: int) -> Iterator[list[str]]:
-    """Compare seconds of Paceline and of torch, run in turn, and their ratio."""
-    for name, wanted in (("uneven", 1.15), ("even", 0.98)):
-        paceline_s, torch_s = [], []
-        for number in range(rounds):
-            say(f"beside torch, {name}, round {number + 1} of {rounds}")
-            paceline_s.append(paceline_step_s(name))
-            torch_s.append(torch_step_s(name))
-        ratios = [b / a for a, b in zip(paceline_s, torch_s, strict=True)]
-        ratio = (
-            f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), >= {wanted}"
-        )
-        medians = [middle_of(times_s) for times_s in (paceline_s, torch_s)]
-        title = (
-            f"a step, {load_task(f'pipelines:{name}', 2).name}; torch's own, even; times as fast"
-        )
-        yield [title, "2", "network", *medians, ratio]
+def torch_rows() -> Iterator[list[str]]:
+    """Compare steps of Paceline and of torch, in turns, and Paceline's with its own."""
+    for name, wanted in (("uneven", 1.15), ("coarse", 1.15), ("even", 0.98)):
+        turns = measure_beside_torch(name, TURNS)
+        ours, again, theirs = (middle_of(times_s) for times_s in zip(*turns, strict=True))
+        title = f"a step, {load_task(f'pipelines:{name}', 2).name};"
+        ratio = spread_of([turn.theirs_s / turn.ours_s for turn in turns], 3)
+        ratio = f"{ratio}, >= {wanted}"
+        yield [f"{title} torch's own, even; times as fast", "2", "network", ours, theirs, ratio]
+        ratio = spread_of([turn.again_s / turn.ours_s for turn in turns], 3)
+        yield [f"{title} A/A", "2", "network", ours, again, ratio]
 
 
 def format_memory(value: float) -> str:
@@ -246,7 +247,7 @@ def all_rows(options: argparse.Namespace) -> Iterator[list[str]]:
         yield from compare_script()
         yield from compare_task()
     if options.only in (None, "torch"):
-        yield from torch_rows(options.rounds)
+        yield from torch_rows()
 
 
 def main() -> None:
@@ -270,8 +271,8 @@ def main() -> None:
             "otherwise go on for a few steps before each thing that their prediction measures, so "
             "both see the same minutes. All others: one run each, predicted before it, of "
             f"{', '.join(f'{updates} updates of {name}' for name, (*_, updates) in MODELS.items())}"
-            f"; beside torch, medians over {options.rounds} runs; memory: what a process held in "
-            f"its steps beyond what it held before its model. {machine_note}"
+            f"; beside torch, medians over {TURNS} windows of each run, in turn; memory: what a "
+            f"process held in its steps beyond what it held before its model. {machine_note}"
         )
         write_table("splits", "Splits, beside what was predicted of them", HEADER, rows, note)
 
