@@ -50,6 +50,18 @@ def test_object_lives_in_another_process_and_keeps_its_state(seat: Apart) -> Non
     assert not psutil.pid_exists(answer["pid"])
 
 
+def test_modules_in_the_working_folder_do_not_shadow_pythons_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "random.py").write_text("raise OSError('not this one')")
+    monkeypatch.chdir(folder)
+    (tmp_path / "seats.py").write_text(SEAT)
+    with Apart("seats:Seat", {"start": 40}, {"PYTHONPATH": python_path(tmp_path)}) as seat:
+        assert seat.ask("add", number=1)["total"] == 41
+
+
 def test_error_names_its_source_and_the_process_survives(seat: Apart) -> None:
     with seat:
         with pytest.raises(ConfigError, match="not like this"):

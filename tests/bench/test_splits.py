@@ -119,7 +119,8 @@ def test_split_none_uses_one_worker_and_the_same_batch() -> None:
         "none": ("1", "data"), "network": ("2", "network"), "2x2": ("2", "2x2")
     }.items():  # fmt: skip
         words = by_name[name]
-        flags = dict(zip(words[5::2], words[6::2], strict=True))
+        assert words[1:3] == ["-P", "-m"]  # a module in the folder of the run shadows none
+        flags = dict(zip(words[6::2], words[7::2], strict=True))
         assert (flags["--workers"], flags["--split"]) == (workers, split)
         assert flags["--batch-size"] == "64"
 

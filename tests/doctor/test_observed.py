@@ -5,6 +5,7 @@ import os
 import re
 import select
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -57,7 +58,7 @@ def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def begin(command: list[str], **given: Any) -> Forked:
         del given["stdin"], given["preexec_fn"]
-        return Forked(command[1:], **given)
+        return Forked(command[command.index("-m") :], **given)
 
     monkeypatch.setattr(launching, "Popen", begin)
 
@@ -328,6 +329,21 @@ def test_unobservable_script_gets_a_one_line_error(text: str, said: str, tmp_pat
     with pytest.raises(ConfigError, match=said) as caught:
         observe(ScriptRun(script=script(tmp_path, text), first_s=1.0 if "time" in text else 60.0))
     assert "\n" not in str(caught.value)
+
+
+def test_modules_in_the_working_folder_do_not_shadow_pythons_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script's own folder comes first, as under python."""
+    monkeypatch.setattr(launching, "Popen", subprocess.Popen)
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    (folder / "beside.py").write_text("WORD = 'from beside the script'")
+    path = script(folder, "import beside\nraise SystemExit(beside.WORD)\n")
+    (tmp_path / "random.py").write_text("raise OSError('not this one')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="from beside the script"):
+        observe(ScriptRun(script=path))
 
 
 def test_child_processes_of_a_script_are_ended_with_it(tmp_path: Path) -> None:

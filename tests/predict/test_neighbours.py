@@ -4,6 +4,7 @@ import errno
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -51,6 +52,15 @@ def test_model_no_other_process_can_build_is_measured_alone() -> None:
         assert beside is None
     with neighbours(SplitQuestion(spec="quadratic", num_workers=1), 1, 1) as beside:
         assert beside is None
+
+
+def test_modules_in_the_working_folder_do_not_shadow_pythons_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "random.py").write_text("raise OSError('not this one')")
+    monkeypatch.chdir(tmp_path)
+    with neighbours(SplitQuestion(spec="quadratic", num_workers=2), 2, 1) as beside:
+        assert beside is not None
 
 
 def test_failed_start_is_an_error_and_leaves_no_process(

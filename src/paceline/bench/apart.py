@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from ..errors import ConfigError, PacelineError, WorkerError
+from ..system.interpreter import safe_path_flag
 
 Answer = Mapping[str, Any]
 
@@ -42,7 +43,7 @@ class Apart:
             mode="w+", encoding="utf-8", errors="replace"
         )
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, target],
+            [sys.executable, *safe_path_flag(), "-m", __name__, target],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -29,6 +29,7 @@ from ..predict.splitting import plan_splits
 from ..report.live_splits import LiveSplit, LiveSplits
 from ..report.splits import SplitReport
 from ..report.text import three_figures
+from ..system.interpreter import safe_path_flag
 from ..workloads import load_task
 from .scaling import read_sample
 from .split_watch import ASKED, read_watches, seen_task
@@ -190,7 +191,8 @@ def command_of(question: LiveSplitsQuestion, split: str, batch_size: int, run: P
     """Return the command that starts one run, as a user would write it."""
     workers, name = (1, "data") if split == NONE else (question.workers, split)
     return [
-        sys.executable, "-m", "paceline", "train", f"{seen_task.__module__}:{seen_task.__name__}",
+        sys.executable, *safe_path_flag(), "-m", "paceline",
+        "train", f"{seen_task.__module__}:{seen_task.__name__}",
         "--workers", str(workers), "--split", name, "--protocol", "full-sync",
         "--batch-size", str(batch_size), "--updates", str(question.updates),
         "--epochs", str(question.updates), "--device", "cpu", "--nonfinite", "skip",

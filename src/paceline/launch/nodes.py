@@ -20,6 +20,7 @@ from ..config import MOST_PROCESSES, Resolved
 from ..engines.torchrun.world import PORT, RankOfWorld
 from ..errors import ConfigError
 from ..partition.names import read_split
+from ..system.interpreter import safe_path_flag
 from ..system.pages import lean_heap
 from ..system.processors import num_cores
 
@@ -121,10 +122,12 @@ class Nodes:
         Raises:
             ConfigError: MASTER_ADDR is set, but NODE_RANK is missing or out of range.
         """
-        program = ["-m", "paceline", *words]
+        python = [sys.executable, *safe_path_flag()]
+        # torchrun passes no flags to the Python that it starts, so here it starts a program.
+        program = ["--no-python", *python, "-u", "-m", "paceline", *words]
         if self._are_all_here(env):
             size = str(self.size)
-            return [sys.executable, *_TORCHRUN, "--standalone", "--nproc-per-node", size, *program]
+            return [*python, *_TORCHRUN, "--standalone", "--nproc-per-node", size, *program]
         node = env.get("NODE_RANK", "")
         if not node.isdecimal() or int(node) >= self.count:
             state = f"NODE_RANK={node}" if node else "NODE_RANK is not set"
@@ -134,7 +137,7 @@ class Nodes:
                 "here leave MASTER_ADDR out"
             )
         return [
-            sys.executable, *_TORCHRUN, "--nnodes", str(self.count), "--node-rank", node,
+            *python, *_TORCHRUN, "--nnodes", str(self.count), "--node-rank", node,
             "--nproc-per-node", str(self.workers), "--master-addr", env["MASTER_ADDR"],
             "--master-port", env.get("MASTER_PORT") or str(PORT), *program,
         ]  # fmt: skip

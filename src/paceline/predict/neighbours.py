@@ -32,6 +32,7 @@ from ..errors import LinkError
 from ..exchange.group import PeerGroup, TorchGroup
 from ..exchange.mapped import mapped
 from ..splits.clocks import step_once, threads
+from ..system.interpreter import safe_path_flag
 from ..tuning.allocator import keep, may_keep
 from .exchanges import ExchangeCosts, measure, round_s
 from .split_models import SplitQuestion, find_model
@@ -84,7 +85,8 @@ class Neighbours:
         """
         for rank in range(1, self.size):
             command = [
-                sys.executable, "-m", __name__, str(self._store.port), str(rank), str(self.size)
+                sys.executable, *safe_path_flag(), "-m", __name__, str(self._store.port),
+                str(rank), str(self.size),
             ]  # fmt: skip
             try:
                 process = subprocess.Popen(

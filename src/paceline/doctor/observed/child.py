@@ -70,7 +70,11 @@ def main() -> None:
     request = json.loads(encoded)
     file = FoundFile(Path(request["file"]))
     sys.argv = [script, *args]
-    sys.path[0] = str(Path(script).resolve().parent)
+    folder = str(Path(script).resolve().parent)
+    if sys.flags.safe_path:
+        sys.path.insert(0, folder)
+    else:
+        sys.path[0] = folder
     if "text" in request:
         _record(script, request["text"], request["num_steps"], file)
     else:

@@ -23,6 +23,7 @@ from subprocess import Popen
 from typing import Any
 
 from ...errors import ConfigError
+from ...system.interpreter import safe_path_flag
 from ...system.signals import die_with_parent, ended_by_signals
 from .observation import Observation
 from .record import StepRecord
@@ -97,8 +98,8 @@ def _run(run: ScriptRun, request: dict[str, Any]) -> tuple[dict[str, Any], bool,
 
 def _begin(run: ScriptRun, request: dict[str, Any], log: Any) -> "Popen[bytes]":
     command = [
-        sys.executable, "-m", f"{__package__}.child", json.dumps(request), str(run.script),
-        *run.args,
+        sys.executable, *safe_path_flag(), "-m", f"{__package__}.child", json.dumps(request),
+        str(run.script), *run.args,
     ]  # fmt: skip
     return Popen(
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
