@@ -147,7 +147,8 @@ def test_diff_of_both_files_computes_the_same(
     subprocess.run(["patch", "-p0"], input=result.diff, text=True, check=True, cwd=tmp_path)
     actual = end_of(tmp_path)
     assert all(torch.equal(actual[key], expected[key]) for key in expected)
-    run = run_script(tmp_path / "main.py", tmp_path / "two", workers=2)
+    with contextlib.chdir(tmp_path):  # where it saves its weights
+        run = run_script(tmp_path / "main.py", tmp_path / "two", workers=2)
     assert {fact.ticket.member for fact in run.pushes} == {0, 1}
     assert [set(epoch.values()) for epoch in run.used()] == [{1}] * 3
 
@@ -281,7 +282,8 @@ def test_names_of_the_script_are_not_used_in_the_other_file(use: str, tmp_path: 
     assert result.reason == ""
     assert "self.net, self.optimizer, self.batches = pace.prepare(self.net" in result.diff
     subprocess.run(["patch", "-p0"], input=result.diff, text=True, check=True, cwd=tmp_path)
-    run = run_script(tmp_path / "main.py", tmp_path / "two", workers=2)
+    with contextlib.chdir(tmp_path):  # where it saves its weights
+        run = run_script(tmp_path / "main.py", tmp_path / "two", workers=2)
     assert {fact.ticket.member for fact in run.pushes} == {0, 1}
 
 
