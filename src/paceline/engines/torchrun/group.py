@@ -246,7 +246,9 @@ def _watch_machines(ends: Sequence[tuple[tuple[str, int], Callable[[], None]]]) 
         while selector.get_map():
             for key, _ in selector.select():
                 selector.unregister(key.fileobj)
-                if _is_cut_off(key.fileobj):
+                after_s = _cut_off_after_s(key.fileobj)
+                if after_s is not None:
+                    time.sleep(after_s)  # nothing tells this thread of a report by gloo
                     key.data()
 
 
@@ -259,15 +261,21 @@ def keep_alive(link: socket.socket) -> None:
             link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _is_cut_off(link: Any) -> bool:
-    """Return whether the machine does not answer; an ended process is reported through gloo."""
+def _cut_off_after_s(link: Any) -> float | None:
+    """Return when to report that the machine is gone; None: its process ended in order.
+
+    A machine that restarts within the minute of the probes answers them with a reset, as one does
+    whose process has died; but a dead process is also reported through gloo, at once.
+    """
     try:
         link.recv(1)
+    except ConnectionResetError:
+        return _REPORT_S
     except ConnectionError:
-        return False
+        return None
     except OSError:
-        return True
-    return False
+        return 0.0
+    return None
 
 
 def _own_address() -> str:

@@ -248,8 +248,10 @@ class RankLife:
                 torchrun or their machine. That is printed once on each machine, since the first
                 rank's machine may be gone, too.
         """
+        if self._over.is_set():
+            return
         is_first_here = self.rank.rank == 1 or (self.rank.rank and self.rank.local_rank == 0)
-        if (why or is_first_here) and not self._over.is_set():
+        if why or is_first_here:
             host = "torchrun" if self.rank.is_hosted else "worker 0"
             gone = (
                 f"{host} ended, and {self.rank.place}, where all workers met, with it; restarted "
