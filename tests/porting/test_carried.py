@@ -316,6 +316,11 @@ def test_loss_summed_over_a_batch_is_noted() -> None:
         ("output.sum() / args.batch_size", True),
         ("output.sum() / 64", True),
         ("F.nll_loss(output, target) * (output.sum() / 2)", True),
+        ('F.nll_loss(output, target, reduction="sum") / len(output)', False),
+        ('(F.nll_loss(output, target, reduction="sum") + output.sum()) / len(output)', False),
+        ('F.nll_loss(output, target, reduction="sum") / args.batch_size', True),
+        ('F.nll_loss(output, target, reduction="sum") / args.accumulate', True),
+        ('F.nll_loss(output, target, reduction="sum") + output.sum() / len(output)', True),
     ],
 )
 def test_loss_sums_are_recognized(loss: str, is_sum: bool) -> None:
@@ -332,9 +337,10 @@ def test_sum_divided_later_by_its_samples_counts_as_a_mean() -> None:
     assert line in text
     for divisor, is_noted in (("len(output)", False), ("n", False), ("args.batch_size", True)):
         for divided in (f"loss = loss / {divisor}", f"loss /= {divisor}"):
-            lines = f"n = len(data)\n        loss = output.sum()\n        {divided}\n"
-            notes = notes_of_sums(text.replace(line, f"        {lines}"))
-            assert bool(notes) is is_noted
+            for summed in ("output.sum()", 'F.nll_loss(output, target, reduction="sum")'):
+                lines = f"n = len(data)\n        loss = {summed}\n        {divided}\n"
+                notes = notes_of_sums(text.replace(line, f"        {lines}"))
+                assert bool(notes) is is_noted
 
 
 def test_sum_over_a_drawn_batch_is_not_noted() -> None:

@@ -129,15 +129,26 @@ def _notes_of_targets(script: SourceTree, name: str) -> Iterator[str]:
 
 
 def _summed_losses(training: Stepping) -> Iterator[cst.Call]:
-    """Yield the calls in the loop that sum a loss over a batch."""
+    """Yield the calls in the loop that sum a loss over a batch, unless it becomes a mean."""
     script, flow = training.flow.script, training.flow
-    for node in flow.reached([training.loop.node.body]):
-        for call in (part for part in script.within(node) if isinstance(part, cst.Call)):
-            origins = [call, *(flow.origins(call.func) if call.func is not node else ())]
-            if any(_asks_for_sum(script, origin) for origin in origins):
-                yield call
-            if isinstance(call.func, cst.Attribute) and call.func.attr.value == "backward":
-                yield from _sums_in(flow, call.func.value)
+    calls = [
+        part
+        for node in flow.reached([training.loop.node.body])
+        for part in script.within(node)
+        if isinstance(part, cst.Call)
+    ]
+    terms = [
+        term
+        for call in calls
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "backward"
+        for term in _terms_of(flow, call.func.value)
+    ]
+    yield from (call for call, is_mean in terms if not is_mean and _is_sum(script, call))
+    means = {call for call, is_mean in terms if is_mean}
+    for call in calls:
+        origins = [call, *flow.origins(call.func)]
+        if call not in means and any(_asks_for_sum(script, origin) for origin in origins):
+            yield call
 
 
 def _asks_for_sum(script: SourceTree, call: cst.BaseExpression) -> bool:
@@ -148,8 +159,17 @@ def _asks_for_sum(script: SourceTree, call: cst.BaseExpression) -> bool:
     return "sum" in keywords.get("reduction", "") or keywords.get("size_average") == "False"
 
 
-def _sums_in(flow: Flow, value: cst.BaseExpression, depth: int = 0) -> Iterator[cst.Call]:
-    """Yield ``x.sum()`` and ``torch.sum(x)`` where a loss is one, or has one added to it.
+def _is_sum(script: SourceTree, call: cst.Call) -> bool:
+    """Whether a call is ``x.sum()`` or ``torch.sum(x)``."""
+    if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "sum":
+        return False
+    return len(call.args) == int(script.meaning(call.func) == "torch.sum")
+
+
+def _terms_of(
+    flow: Flow, value: cst.BaseExpression, depth: int = 0, *, is_mean: bool = False
+) -> Iterator[tuple[cst.Call, bool]]:
+    """Yield the calls that make a loss, or are added to it, and whether they are divided.
 
     A sum over ``batch_size`` or another constant stays a sum: a worker's part has fewer samples.
     """
@@ -162,18 +182,17 @@ def _sums_in(flow: Flow, value: cst.BaseExpression, depth: int = 0) -> Iterator[
         and script.code(part.target) == script.code(value)
     ]
     divisors += [origin.right for origin in origins if _is_quotient(origin)]  # type: ignore[attr-defined]  # a quotient
-    if not all(_is_constant(flow, divisor) for divisor in divisors) or depth > _DEPTH:
-        return  # a mean
-    for origin in dict.fromkeys(origins):
+    is_mean = is_mean or not all(_is_constant(flow, divisor) for divisor in divisors)
+    for origin in dict.fromkeys(origins) if depth <= _DEPTH else ():
+        sides = []
         if isinstance(origin, cst.UnaryOperation):
-            yield from _sums_in(flow, origin.expression, depth + 1)
+            sides = [origin.expression]
         elif isinstance(origin, cst.BinaryOperation):
-            for side in (origin.left,) if _is_quotient(origin) else (origin.left, origin.right):
-                yield from _sums_in(flow, side, depth + 1)
-        elif isinstance(origin, cst.Call) and isinstance(origin.func, cst.Attribute):
-            is_torch = script.meaning(origin.func) == "torch.sum"
-            if origin.func.attr.value == "sum" and len(origin.args) == int(is_torch):
-                yield origin
+            sides = [origin.left] if _is_quotient(origin) else [origin.left, origin.right]
+        elif isinstance(origin, cst.Call):
+            yield origin, is_mean
+        for side in sides:
+            yield from _terms_of(flow, side, depth + 1, is_mean=is_mean)
 
 
 def _is_quotient(value: cst.BaseExpression) -> bool:
@@ -181,11 +200,12 @@ def _is_quotient(value: cst.BaseExpression) -> bool:
 
 
 def _is_constant(flow: Flow, divisor: cst.BaseExpression) -> bool:
-    """Whether a divisor is a number, or what the script passes on as ``batch_size``."""
+    """Whether a divisor is a number, an option, or what is passed on as ``batch_size``."""
     script, origins = flow.script, flow.origins(divisor)
     if any(_OF_BATCH.search(script.code(part)) for part in (divisor, *origins)):
         return False
-    if origins and all(isinstance(origin, cst.BaseNumber) for origin in origins):
+    is_number = bool(origins) and all(isinstance(origin, cst.BaseNumber) for origin in origins)
+    if is_number or _is_option(script, divisor):
         return True
     sizes = [by_name(call).get("batch_size") for call in script.every_call]
     sizes += [argument for call in script.calls("DataLoader") for argument in positional(call)[1:2]]
@@ -389,8 +409,8 @@ def _notes_of_breaks(script: SourceTree, training: Stepping, name: str) -> Itera
             )
 
 
-def _is_option(script: SourceTree, test: cst.BaseExpression) -> bool:
-    """Whether a condition is an option of the command line: ``args.dry_run``."""
+def _is_option(script: SourceTree, value: cst.BaseExpression) -> bool:
+    """Whether a value is an option of the command line: ``args.dry_run``."""
     return (
-        re.fullmatch(r"(args|opts?|options|config|cfg|flags)\.\w+", script.code(test)) is not None
+        re.fullmatch(r"(args|opts?|options|config|cfg|flags)\.\w+", script.code(value)) is not None
     )
