@@ -7,6 +7,7 @@ from paceline.porting.dataflow import Flow
 from paceline.porting.leftovers import leftovers
 from paceline.porting.loops import Stepping
 from paceline.porting.notes import notes_of_loop
+from paceline.porting.rewrite import port
 from paceline.porting.tree import SourceTree
 from paceline.porting.whole_batch import whole_batch
 
@@ -121,6 +122,18 @@ def test_each_note_is_a_sentence_with_its_line() -> None:
     assert any(
         message.startswith("train.py:20 ends the run where one worker") for message in messages
     )
+
+
+@pytest.mark.parametrize(
+    "bar", ["tqdm(range(9), desc='x')", "tqdm.auto.tqdm(range(9))", "trange(9)"]
+)
+def test_progress_bar_that_is_replaced_is_noted(bar: str) -> None:
+    text = SCRIPT.replace("END", "pass")
+    assert not any("shows progress" in note for note in notes_of_loop(text, "train.py"))
+    text = text.replace("range(9)", bar)
+    assert bar not in port(text)
+    [note] = [note for note in notes_of_loop(text, "train.py") if "shows progress" in note]
+    assert note.startswith(f"train.py:13 shows progress by {bar}, which pace.updates replaces")
 
 
 def test_sum_divided_by_the_number_of_batches_is_noted() -> None:

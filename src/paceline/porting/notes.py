@@ -1,8 +1,8 @@
 """The notes that ``launch --check`` prints beside a diff.
 
     a summed loss, one that compares samples, a mean over all samples, a learning rate set by hand,
-    state carried on from an iteration, a computation with its number, collections, a second loader,
-    a break
+    state carried on from an iteration, a progress bar, a computation with an iteration's number,
+    collections, a second loader, a break
         ->  a sentence each, with its line
 
 None of them prevents the change. Above 300 lines, since each note is beside what it is read from.
@@ -29,6 +29,7 @@ _BY_HAND = (
     "pace.updates(n, loader) ends at the same version in all"
 )
 _DEPTH = 8
+_BAR = re.compile(r"(^|\.)(tqdm|trange)$")
 _OF_BATCH = re.compile(r"\blen\(|\.size\(|\.shape\b|\.numel\(|\.sum\(")
 """In a divisor: it is computed from the samples that a worker has."""
 
@@ -53,6 +54,7 @@ def notes_of_loop(text: str, name: str, *, is_per_worker: bool = False) -> Itera
     yield from _notes_of_together(training, name)
     yield from _notes_of_draws(training, name)
     if training.loop.counts_updates:
+        yield from _notes_of_bars(training, name)
         yield from _notes_of_numbers(training, name)
         yield from _notes_of_skips(training, name)
         yield from _notes_of_breaks(script, training, name)
@@ -61,6 +63,7 @@ def notes_of_loop(text: str, name: str, *, is_per_worker: bool = False) -> Itera
         if endless(flow, training.loop, steps) is None:
             yield f"{name}:{script.line(training.loop.taken.line)} {_BY_HAND}"
         else:
+            yield from _notes_of_bars(training, name)
             yield from _notes_of_breaks(script, training, name)
     yield from _notes_of_leftovers(training, name)
     yield from _notes_of_loads(training, name)
@@ -290,6 +293,18 @@ def _notes_of_draws(training: Stepping, name: str) -> Iterator[str]:
             "in whichever worker draws them, and differ from those of the script as it is; an "
             "iteration's data are one worker's mini-batch: if they are all of the data, workers "
             "compute the same, and a DataLoader shares them"
+        )
+
+
+def _notes_of_bars(training: Stepping, name: str) -> Iterator[str]:
+    """Yield a note on a progress bar around the numbers that ``pace.updates`` replaces."""
+    script, loop = training.flow.script, training.loop.node
+    bar = loop.iter if isinstance(loop, cst.For) else None
+    if isinstance(bar, cst.Call) and _BAR.search(script.meaning(bar.func)):
+        yield (
+            f"{name}:{script.line(loop)} shows progress by {' '.join(script.code(bar).split())}, "
+            "which pace.updates replaces: the run shows its own progress; for one bar more write "
+            "tqdm(pace.updates(n), disable=not pace.is_main)"
         )
 
 
