@@ -16,6 +16,7 @@ from paceline.config import resolve
 from paceline.errors import ConfigError
 from paceline.launch.nodes import Nodes
 from paceline.report.summary import summarize
+from ranks import free_port
 from runs import Run
 
 TWO = Nodes(count=2, workers=4)
@@ -127,6 +128,26 @@ def test_a_signal_ends_all_ranks_softly_and_torchrun_is_quiet(
     assert "Sending process" not in output  # nor anything else of torchrun
     assert output.count("interrupted") == 2, output  # in the summary, and as the last word
     assert CheckpointFolder(tmp_path / "run" / "checkpoints").newest().note == ""
+
+
+@pytest.mark.timeout(100)
+def test_ctrl_c_ends_a_machine_that_waits_for_the_others(tmp_path: Path) -> None:
+    port = free_port()
+    env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0"}
+    words = ("train", "mlp488k", "--nodes", "2", "--workers-per-node", "1")
+    begun = subprocess.Popen(
+        [sys.executable, "-m", "paceline", *words], cwd=tmp_path, env=env, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    end_s = time.monotonic() + 60
+    while not any(link.laddr.port == port for link in psutil.Process(begun.pid).net_connections()):
+        assert begun.poll() is None, begun.communicate()[0]
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    os.killpg(begun.pid, signal.SIGINT)
+    output, _ = begun.communicate(timeout=10)
+    assert begun.returncode == -signal.SIGINT, output
+    assert output == ""
 
 
 LOOKS_LONG = """

@@ -11,6 +11,7 @@ messages: the ranks report why a run ends. It must not know what runs, nor what 
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -151,8 +152,11 @@ def are_all_here(env: Mapping[str, str]) -> bool:
 def run_torchrun(words: Sequence[str]) -> NoReturn:
     """Run torchrun with these arguments and exit with the code of its ranks.
 
-    If all ranks here were killed, none could report it, so this process does.
+    If all ranks here were killed, none could report it, so this process does. Ctrl-C ends it at
+    once, also while it waits for other machines in torch's code, until torchrun handles signals.
     """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
