@@ -132,6 +132,22 @@ def test_a_restart_counted_elsewhere_is_a_restart(
     assert (of_another.run_dir, of_another.resume) == (None, None)
 
 
+def test_a_restart_with_a_new_store_resumes_where_it_was_told_to_run() -> None:
+    """As where the first rank's machine is replaced: the others have counted a restart."""
+    named = given(run_dir="/somewhere/runs/that")
+    settings = job.settings_of_ranks(named, RANK)
+    folder = job.JobFolder(replace(RANK, life=1), Kept())
+    assert folder.restore(named, settings).resume is None
+    again = folder.restore(named, settings, is_restarted=True)
+    assert (again.run_dir, again.resume) == ("/somewhere/runs/that", "auto")
+    assert folder.unknown_why == ""
+    assert (
+        folder.restore(given(), job.settings_of_ranks(given(), RANK), is_restarted=True).resume
+        is None
+    )
+    assert "set PACELINE_RUN_DIR to the folder of the run" in folder.unknown_why
+
+
 class Kept:
     """What torchrun keeps for one job."""
 

@@ -188,15 +188,26 @@ class JobFolder:
 
     Args:
         keeper: of the job; None: a file, if the job can be restarted at all.
+
+    Attributes:
+        unknown_why: why a restart may not continue the run of its job; "" if it does.
     """
 
     def __init__(self, rank: RankOfWorld, keeper: Keeper | None = None) -> None:
         self._rank = rank
         self._keeper = keeper or (JobFile(rank.job) if rank.job else None)
+        self.unknown_why = ""
 
-    def restore(self, resolved: Resolved, settings: RunSettings) -> RunSettings:
-        """Return the settings, on a restart with the folder and settings of the first start."""
-        goes_on, folder = self._rank.goes_on, ""
+    def restore(
+        self, resolved: Resolved, settings: RunSettings, *, is_restarted: bool = False
+    ) -> RunSettings:
+        """Return the settings, on a restart with the folder and settings of the first start.
+
+        Args:
+            is_restarted: whether any machine has counted a restart. If the store has not, it is a
+                new one: the machine that kept the one before is gone.
+        """
+        goes_on, folder = self._rank.goes_on or is_restarted, ""
         if not goes_on:
             self.forget()  # any text is of an earlier job with the same name
         elif self._keeper is not None:
@@ -205,6 +216,12 @@ class JobFolder:
             settings = replace(settings, resume="auto", run_dir=folder, name=None)
         elif goes_on and (settings.run_dir or settings.name):
             settings = replace(settings, resume="auto")
+        elif is_restarted and not self._rank.goes_on:
+            self.unknown_why = (
+                "the job was restarted, and the store that knew its folder is gone: if it had a "
+                "run, this is another one, from the beginning; set PACELINE_RUN_DIR to the folder "
+                "of the run, in which restarts continue"
+            )
         origins = {**resolved.origins, **dict.fromkeys(("workers", "engine"), "the launcher")}
         if settings.fault != resolved.settings.fault:
             origins["fault"] = "the launcher"

@@ -157,10 +157,14 @@ class RunThread(threading.Thread):
         resolved = self._read()
         self._is_json = resolved.settings.json
         refuse_of_tasks(self._program, resolved)
-        settings = self._folder.restore(resolved, settings_of_ranks(resolved, self._life.rank))
+        settings = settings_of_ranks(resolved, self._life.rank)
         observer = choose_observer(settings.json)
         try:
-            self._meet(observer.note)
+            hellos = self._meet(observer.note)
+            is_restarted = any(hello.is_restarted for hello in hellos)
+            settings = self._folder.restore(resolved, settings, is_restarted=is_restarted)
+            if self._folder.unknown_why:
+                observer.note(self._folder.unknown_why)
             host = Host(make=partial(self._make, observer.note), signals=self._heard_by_ranks)
             summary = launch_run(self._program, settings, observer, host)
             self._folder.forget()
@@ -176,8 +180,8 @@ class RunThread(threading.Thread):
             observer.close()
         return 0
 
-    def _meet(self, note: Callable[[str], None]) -> None:
-        """Wait for all ranks, and compare how they were started."""
+    def _meet(self, note: Callable[[str], None]) -> list[Hello]:
+        """Wait for all ranks, compare how they were started, and return what they say of it."""
         hellos: dict[int, Hello] = {}
         size, start_s, has_noted = self._post.size, time.monotonic(), False
         while len(hellos) < size:
@@ -215,6 +219,7 @@ class RunThread(threading.Thread):
         self._why_unmapped = _why_unmapped(ordered)
         seeds = unseeded([hello.random for hello in ordered])
         self._post.tell_all(Meet(seeds, is_near=self._num_machines == 1))
+        return ordered
 
     def _make(self, note: Callable[[str], None], name: str, num_workers: int) -> Engine:
         life = self._life

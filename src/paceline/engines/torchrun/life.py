@@ -151,7 +151,7 @@ class RankLife:
         sample = SharedMemory.create(1)
         self.channel.say(Hello(
             socket.gethostname(), self._pid, settings, random_digests(), why_unreachable(),
-            boot_of_machine(), address_of(sample),
+            boot_of_machine(), address_of(sample), self.rank.is_restarted,
         ))  # fmt: skip
         message = self._news.get()
         assert isinstance(message, Meet)

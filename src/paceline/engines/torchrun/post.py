@@ -39,6 +39,7 @@ class Hello(NamedTuple):
         unreachable_why: why other machines cannot reach it; "" if they can.
         boot: the id of its machine's boot; two machines may have the same name.
         memory: where another process can open some memory of this one, to see whether it may.
+        is_restarted: whether its job was started before, as its own machine counts it.
     """
 
     host: str
@@ -48,6 +49,7 @@ class Hello(NamedTuple):
     unreachable_why: str
     boot: str = ""
     memory: tuple[int, ...] = ()
+    is_restarted: bool = False
 
 
 class Lost(NamedTuple):

@@ -64,9 +64,14 @@ class RankOfWorld:
     job: str = ""
 
     @property
+    def is_restarted(self) -> bool:
+        """Whether the job has been started before, as this machine counts it."""
+        return bool(self.restarts or self.anew)
+
+    @property
     def goes_on(self) -> bool:
-        """Whether the job has been started before."""
-        return bool(self.restarts or self.anew) if self.life is None else self.life > 1
+        """Whether the job has been started before, as far as its store knows."""
+        return self.is_restarted if self.life is None else self.life > 1
 
     @property
     def place(self) -> str:
