@@ -27,7 +27,7 @@ from paceline.engines.torchrun import group, place
 from paceline.engines.torchrun.life import RankLife, unseeded
 from paceline.engines.torchrun.member import GatheredLines, RankControl
 from paceline.engines.torchrun.post import _SEAT, UP, Bye, ControllerPost, EndAsked, StoreChannel
-from paceline.engines.torchrun.world import RankOfWorld, find_rank
+from paceline.engines.torchrun.world import RankOfWorld, find_left_alone, find_rank
 from paceline.errors import ConfigError, LinkError
 from paceline.exchange.base import Clock
 from paceline.store.control import ALARM, ARGUMENTS, COUNTS, NUMBERS, RHYTHMS, control_bytes
@@ -373,6 +373,26 @@ def test_a_rank_is_read_from_the_environment(env: dict[str, str], rank: Any) -> 
 def test_impossible_ranks_are_refused(env: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         find_rank({"MASTER_ADDR": "node1", **env})
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_left"),
+    [
+        ({}, True),
+        ({"TORCHELASTIC_RESTART_COUNT": "0"}, False),
+        ({"TORCHELASTIC_USE_AGENT_STORE": "False"}, False),
+        ({"WORLD_SIZE": "2"}, False),
+        ({"MASTER_ADDR": ""}, False),
+    ],
+)
+def test_only_rank_of_a_restarted_job_is_left_alone(changed: dict[str, str], is_left: bool) -> None:
+    env = {
+        "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "1234",
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "1",
+    }  # fmt: skip
+    left = find_left_alone(env | changed)
+    assert (left is not None) is is_left
+    assert left is None or (left.size, left.place) == (1, "node1:1234")
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its stubs
 
+from paceline.cli.app import run
 from paceline.config import Resolved, resolve
 from paceline.engines.torchrun.post import Hello
 from paceline.engines.torchrun.world import RankOfWorld, boot_of_machine
@@ -16,6 +18,7 @@ from paceline.errors import ConfigError
 from paceline.launch import connecting, job, ranks
 from paceline.program import ScriptProgram, TaskProgram
 from paceline.script import worker
+from ranks import free_port
 
 RANK = RankOfWorld(rank=0, size=2, local_rank=0, address="node1", port=1234, job="abc")
 HELLO = Hello("node1", 7, '{"lr": 0.1}', ("", "", "", "0"), "")
@@ -242,6 +245,26 @@ def test_an_unreadable_file_is_named_in_one_line(
     thread.run()
     assert codes == [2]
     assert capsys.readouterr().err == "error: runs/a: Permission denied\n"
+
+
+def test_the_last_of_several_workers_is_refused_where_it_would_begin_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port = free_port()
+    store = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
+    left = {
+        "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "1",
+    }  # fmt: skip
+    for name, value in left.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(worker, "is_started", lambda: False)
+    assert connecting.connect() is worker.current_pace()  # its job has only ever had one
+    store.set("paceline/kept", "runs/that")
+    resume = "let torchrun wait until there are 2 .*--workers 1 --resume runs/that SCRIPT"
+    with pytest.raises(ConfigError, match=f"1 worker is left of the run in runs/that.*{resume}"):
+        connecting.connect()
+    assert run(["train", "quadratic"]) == 2
 
 
 def test_a_process_without_a_launcher_resumes_no_run(monkeypatch: pytest.MonkeyPatch) -> None:

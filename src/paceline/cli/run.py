@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 from cyclopts import Parameter
 
 from ..config import RunSettings, flag_of, resolve
-from ..engines.torchrun.world import RankOfWorld, find_rank
+from ..engines.torchrun.world import RankOfWorld, find_left_alone, find_rank
 from ..errors import ConfigError, Interrupted
 from ..launch.job import is_split, refuse_of_tasks
 from ..launch.nodes import Nodes
@@ -150,7 +150,8 @@ def _run_among_ranks(
         The flags of a run on this machine.
 
     Raises:
-        ConfigError: these ranks are impossible, or a script is given a setting of tasks.
+        ConfigError: these ranks are impossible, a script is given a setting of tasks, or this is
+            the only worker left of a run.
     """
     rank = find_rank(os.environ)
     cluster = Nodes.from_flags(nodes.nodes, nodes.workers_per_node)
@@ -160,6 +161,11 @@ def _run_among_ranks(
         _run_as_rank(rank, program, flags, config)
     resolved = resolve(command.given(flags), config)
     refuse_of_tasks(program, resolved)
+    left = find_left_alone(os.environ)
+    if left is not None and resolved.settings.resume is None:
+        from ..launch.ranks import refuse_left_alone
+
+        refuse_left_alone(left)
     if cluster is None:
         settings = resolved.settings
         if settings.engine == "local" and is_split(settings):

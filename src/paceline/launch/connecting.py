@@ -9,7 +9,7 @@ Only a rank imports ranks.py. This module must not know what a member is.
 
 import os
 
-from ..engines.torchrun.world import find_rank
+from ..engines.torchrun.world import find_left_alone, find_rank
 from ..errors import ConfigError
 from ..script import worker
 from ..script.worker import Pace
@@ -26,10 +26,14 @@ def connect() -> Pace:
 
     Raises:
         ConfigError: the script was started by another launcher with several processes; or it is
-            alone, and the environment asks to resume a run.
+            alone, and the environment asks to resume a run, or all others of its run are lost.
         LinkError: one of several cannot reach the others.
     """
     if not worker.is_started():
+        if (left := find_left_alone(os.environ)) is not None:
+            from .ranks import refuse_left_alone
+
+            refuse_left_alone(left)
         if (rank := find_rank(os.environ)) is not None:
             from .ranks import join_once
 

@@ -25,6 +25,7 @@ from ..context import Context
 from ..engines.base import Engine
 from ..engines.torchrun.engine import RankZero, TorchrunEngine
 from ..engines.torchrun.life import ANEW, RankLife, say, unseeded
+from ..engines.torchrun.place import kept_at
 from ..engines.torchrun.post import ControllerPost, EndAsked, Hello, Lost, Meet, RunOver
 from ..engines.torchrun.world import RankOfWorld
 from ..errors import (
@@ -97,6 +98,23 @@ def join(rank: RankOfWorld, program: Program, read: ReadSettings) -> Context:
         life.controller.start()
     life.meet(settings_json(settings_of_ranks(read(), rank)))
     return life.begin()
+
+
+def refuse_left_alone(rank: RankOfWorld) -> None:
+    """Raise ConfigError if this is the only worker left of a run, which it would not continue.
+
+    Args:
+        rank: the only one that torchrun has restarted.
+
+    Raises:
+        LinkError: torchrun's store cannot be reached.
+    """
+    if folder := kept_at(rank):
+        raise ConfigError(
+            f"1 worker is left of the run in {folder}, and alone it would train from the "
+            "beginning: let torchrun wait until there are 2 (--nnodes 2:4), or go on with one: "
+            f"paceline launch --workers 1 --resume {folder} SCRIPT"
+        )
 
 
 def _this_script() -> ScriptProgram:

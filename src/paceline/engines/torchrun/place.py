@@ -55,7 +55,7 @@ class MeetingPlace:
         hosts = rank.rank == 0 and not rank.is_hosted
         if not rank.is_hosted:
             _log_errors_only()
-        self._root = self._connect(hosts=hosts)
+        self._root = _connect(rank, hosts=hosts)
         """If this rank hosts the store, the server, which ends with this process."""
         self._registrar: threading.Thread | None = None
         if rank.is_hosted:
@@ -63,7 +63,7 @@ class MeetingPlace:
 
     def client(self, name: str = "") -> Store:
         """Open a separate connection that uses keys of this life only."""
-        store = self._connect(hosts=False)
+        store = _connect(self.rank, hosts=False)
         store.set_timeout(_FOR_EVER)
         return PrefixStore(f"paceline/{self.rank.life or 0}/{name}", store)
 
@@ -76,10 +76,7 @@ class MeetingPlace:
 
     def kept(self) -> str:
         """Return the text that rank 0 of an earlier life kept; "" if there is none."""
-        try:
-            return self._root.get(_KEPT).decode() if self._root.check([_KEPT]) else ""
-        except RuntimeError as error:
-            raise _gone(error) from None
+        return _kept(self._root)
 
     def close_registration(self) -> None:
         """Stop answering: all ranks are in, or none is expected; later ones are of another life."""
@@ -97,7 +94,7 @@ class MeetingPlace:
             life = int(self._root.add(_LIVES, 1))
         except RuntimeError as error:
             raise _gone(error) from None
-        store = self._connect(hosts=False)
+        store = _connect(self.rank, hosts=False)
         store.set_timeout(_FOR_EVER)
         self._registrar = threading.Thread(target=_answer, args=(store, life), daemon=True)
         self._registrar.start()
@@ -112,18 +109,34 @@ class MeetingPlace:
             wait_s = min(2 * wait_s, _LOOK_S[1])
         return int(self._root.get(token))
 
-    def _connect(self, *, hosts: bool) -> TCPStore:
-        rank = self.rank
-        if not (hosts or _is_reached(rank)):
-            raise LinkError(_unreached(rank, hosts=hosts, error=""))
-        try:
-            return TCPStore(
-                rank.address, rank.port, None, hosts,
-                timeout=datetime.timedelta(seconds=_REACH_S),
-                wait_for_workers=False, multi_tenant=True,
-            )  # fmt: skip
-        except (RuntimeError, ValueError) as error:
-            raise LinkError(_unreached(rank, hosts=hosts, error=str(error))) from None
+
+def kept_at(rank: RankOfWorld) -> str:
+    """Return the text that rank 0 of an earlier life kept in torchrun's store; "": there is none.
+
+    Raises:
+        LinkError: the store cannot be reached.
+    """
+    return _kept(_connect(rank, hosts=False))
+
+
+def _kept(store: Store) -> str:
+    try:
+        return store.get(_KEPT).decode() if store.check([_KEPT]) else ""
+    except RuntimeError as error:
+        raise _gone(error) from None
+
+
+def _connect(rank: RankOfWorld, *, hosts: bool) -> TCPStore:
+    if not (hosts or _is_reached(rank)):
+        raise LinkError(_unreached(rank, hosts=hosts, error=""))
+    try:
+        return TCPStore(
+            rank.address, rank.port, None, hosts,
+            timeout=datetime.timedelta(seconds=_REACH_S),
+            wait_for_workers=False, multi_tenant=True,
+        )  # fmt: skip
+    except (RuntimeError, ValueError) as error:
+        raise LinkError(_unreached(rank, hosts=hosts, error=str(error))) from None
 
 
 def _gone(error: RuntimeError) -> LinkError:

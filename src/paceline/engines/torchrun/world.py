@@ -79,8 +79,11 @@ class RankOfWorld:
         return f"{self.address}:{self.port}"
 
 
-def find_rank(env: Mapping[str, str]) -> RankOfWorld | None:
+def find_rank(env: Mapping[str, str], least: int = 2) -> RankOfWorld | None:
     """Return the rank of this process among several; None: it is alone, or no address is set.
+
+    Args:
+        least: processes that are several.
 
     Raises:
         ConfigError: the variables contradict each other.
@@ -93,7 +96,7 @@ def find_rank(env: Mapping[str, str]) -> RankOfWorld | None:
             break
     else:
         return None
-    if size < 2:
+    if size < least:
         return None
     if not 0 <= rank < size:
         raise ConfigError(
@@ -108,11 +111,27 @@ def find_rank(env: Mapping[str, str]) -> RankOfWorld | None:
         local_rank=_local_rank(env, names, rank),
         address=env["MASTER_ADDR"],
         port=port,
-        is_hosted=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        restarts=_whole(env, _RESTARTS) if env.get(_RESTARTS) else 0,
+        is_hosted=_is_hosted(env),
+        restarts=_restarts(env),
         **_begun_anew(env),
         job=_job(env),
     )
+
+
+def find_left_alone(env: Mapping[str, str]) -> RankOfWorld | None:
+    """Return the only rank of a job that torchrun has restarted; None: this process is another."""
+    if not (_is_hosted(env) and _restarts(env)):
+        return None
+    rank = find_rank(env, least=1)
+    return rank if rank is not None and rank.size == 1 else None
+
+
+def _is_hosted(env: Mapping[str, str]) -> bool:
+    return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _restarts(env: Mapping[str, str]) -> int:
+    return _whole(env, _RESTARTS) if env.get(_RESTARTS) else 0
 
 
 def _local_rank(env: Mapping[str, str], names: tuple[str, str, str], rank: int) -> int:
