@@ -306,6 +306,22 @@ def test_restarted_ranks_meet_with_any_restart_counts() -> None:
         assert [one.rank.goes_on for one in places] == [life > 1] * 2
 
 
+def test_a_rank_of_another_job_with_the_same_port_is_refused() -> None:
+    """It would take messages of the first job, and its SIGTERM would end that."""
+    port = free_port()
+
+    def rank(number: int, size: int = 2) -> RankOfWorld:
+        return RankOfWorld(rank=number, size=size, local_rank=0, address="127.0.0.1", port=port)
+
+    places = [place.MeetingPlace(rank(0)), place.MeetingPlace(rank(1))]
+    free = f"at 127.0.0.1:{port}, one .*: set MASTER_PORT to a free port"
+    with pytest.raises(LinkError, match=f"worker 1 found another job {free}"):
+        place.MeetingPlace(rank(1))
+    with pytest.raises(LinkError, match=f"worker 2 found another job {free}"):
+        place.MeetingPlace(rank(2, size=3))
+    assert [one.rank.life for one in places] == [None, None]
+
+
 def test_an_unreachable_meeting_place_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "_REACH_S", 0.3)
     port = free_port()

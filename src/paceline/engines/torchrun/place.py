@@ -5,6 +5,9 @@
     rank K   a token -> "registrations" -> rank 0   which answers with the current life of the job
              <----------- the life ------------   until all ranks are in it
 
+Two jobs may be given the same port. A rank of the second reaches the first one's store, where its
+number is taken: it must not read there, nor send.
+
 A store kept by torchrun outlives its ranks: restarted ranks must not read earlier messages. Each of
 torchrun's agents counts restarts itself, and the counts differ; so rank 0 counts lives in the
 store, and each rank asks it. One text is kept from life to life.
@@ -34,6 +37,7 @@ _REACH_S = 25.0
 _FOR_EVER = datetime.timedelta(days=365)
 _LIVES, _REGISTRATIONS = "paceline/lives", "paceline/registrations"
 _KEPT = "paceline/kept"
+_SIZE, _TAKEN = "paceline/size", "paceline/taken"
 _LOOK_S = (0.001, 0.02)
 """Between two checks for an answer, at first and at most; the store's own wait blocks signals."""
 _ERRORS_ONLY = 2
@@ -47,7 +51,7 @@ class MeetingPlace:
         rank: this rank, with its life of the job.
 
     Raises:
-        LinkError: this rank cannot reach it, or rank 0 cannot open it.
+        LinkError: this rank cannot reach it, rank 0 cannot open it, or it is another job's.
     """
 
     def __init__(self, rank: RankOfWorld) -> None:
@@ -60,6 +64,8 @@ class MeetingPlace:
         self._registrar: threading.Thread | None = None
         if rank.is_hosted:
             self.rank = replace(rank, life=self._life())
+        else:
+            self._refuse_another_job()
 
     def client(self, name: str = "") -> Store:
         """Open a separate connection that uses keys of this life only."""
@@ -85,6 +91,24 @@ class MeetingPlace:
                 self._root.queue_push(_REGISTRATIONS, f"close {self.rank.life}")
             self._registrar.join(1.0)
             self._registrar = None
+
+    def _refuse_another_job(self) -> None:
+        """Raise LinkError if rank 0 there has another job: of another size, or with this rank."""
+        rank, why = self.rank, ""
+        try:
+            if rank.rank == 0:
+                self._root.set(_SIZE, str(rank.size))
+            if (size := int(self._root.get(_SIZE))) != rank.size:
+                why = f"one of {size} workers, and this one has {rank.size}"
+            elif self._root.add(f"{_TAKEN}/{rank.rank}", 1) > 1:
+                why = f"one that has a worker {rank.rank}"
+        except RuntimeError:
+            why = f"whose worker 0 has not answered within {_REACH_S:.0f} s"
+        if why:
+            raise LinkError(
+                f"worker {rank.rank} found another job at {rank.place}, {why}: set MASTER_PORT to "
+                "a free port, the same for all workers of a job"
+            )
 
     def _life(self) -> int:
         """Return the life of the job in which this rank was started; the first is 1."""
