@@ -75,6 +75,18 @@ def test_a_pipe_gets_plain_lines_without_control_codes(run_dir: Path) -> None:
     assert lines[-1].startswith("test acc: 0.80")
 
 
+@pytest.mark.parametrize("kind", ["a pipe", "a terminal"])
+def test_a_watched_run_that_went_back_is_shown_from_there_on(kind: str) -> None:
+    out = io.StringIO()
+    observer: Observer = PlainObserver(out)
+    if kind == "a terminal":
+        observer = ScreenObserver(Console(file=out, force_terminal=True, width=100))
+    for t, version in ((60.0, 512), (20.0, 100), (20.1, 101), (26.0, 102)):
+        observer.progress(dataclasses.replace(PROGRESS, t=t, version=version))
+    shown = [number in out.getvalue() for number in ("512/", "100/", "101/", "102/")]
+    assert shown == [True, True, False, True]
+
+
 def test_a_program_gets_nothing_on_standard_output(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -222,8 +222,9 @@ class PlainObserver:
             self._is_at_line_start = text.endswith("\n")
 
     def progress(self, progress: Progress) -> None:
-        if progress.t < self._next_s or progress.version == self._last_version:
-            return  # no new update, as during an evaluation
+        is_soon = self._next_s - self._every_s <= progress.t < self._next_s
+        if is_soon or progress.version == self._last_version:
+            return  # no new update, as during an evaluation; an earlier time is a watched restart's
         self._next_s, self._last_version = progress.t + self._every_s, progress.version
         self._line(format_progress(progress))
 

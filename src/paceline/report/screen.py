@@ -75,8 +75,8 @@ class ScreenObserver:
             self._console.out(line, highlight=False)
 
     def progress(self, progress: Progress) -> None:
-        if progress.t < self._next_s:
-            return
+        if self._next_s - _EVERY_S <= progress.t < self._next_s:
+            return  # an earlier time is that of a run which went back, as a watched one may
         self._next_s = progress.t + _EVERY_S
         if self._live is None:
             # No refresh thread: drawing happens here, between two events of the run.
