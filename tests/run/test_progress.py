@@ -20,14 +20,18 @@ PLAN = Plan(
 
 
 class Told(QuietObserver):
-    """Keeps the estimates."""
+    """Keeps what it is told."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.etas: list[float | None] = []
+        self.all: list[Progress] = []
+
+    @property
+    def etas(self) -> list[float | None]:
+        return [progress.eta_s for progress in self.all]
 
     def progress(self, progress: Progress) -> None:
-        self.etas.append(progress.eta_s)
+        self.all.append(progress)
 
 
 def test_the_time_left_is_estimated_from_updates_after_the_first() -> None:
@@ -48,3 +52,20 @@ def test_the_time_left_of_a_time_limit_is_known_from_the_start() -> None:
     watch.opened(0.0, 0)
     watch.show(1.0)
     assert told.etas == [59.0]
+
+
+def test_a_worker_is_shown_with_what_it_did_in_all_its_lives() -> None:
+    told, roster = Told(), Roster()
+    watch = ProgressMeter(PLAN, RunSettings(), roster, told)
+    watch.opened(0.0, 0)
+    first, other = roster.join(0, 0, 11), roster.join(1, 1, 12)
+    for entry, num in ((first, 3), (other, 4)):
+        for _ in range(num):
+            entry.count(10, 0.5, 0.25, 0.25, 0.0)
+    first.is_alive = False
+    roster.join(2, 0, 13).count(10, 1.5, 0.25, 0.25, 0.0)
+    watch.show(4.0)
+    (again, same) = told.all[0].workers
+    assert (again.worker, again.pushes, again.state) == (0, 4, "training")
+    assert again.samples_per_s == same.samples_per_s == 10.0
+    assert again.compute_share == pytest.approx(0.6)

@@ -173,7 +173,7 @@ class ProgressMeter:
                 samples_per_s=samples / trained_s if trained_s else 0.0,
                 loss=self.loss,
                 eta_s=eta_s,
-                workers=tuple(self._worker_progress(entry, trained_s) for entry in self._latest()),
+                workers=tuple(self._worker_progress(entry, trained_s) for entry in self._workers()),
             )
         )
 
@@ -208,10 +208,10 @@ class ProgressMeter:
         )
         return waited_s / total_s if total_s else 0.0
 
-    def _latest(self) -> list[RosterEntry]:
-        """The newest life of each worker."""
-        by_seat = {entry.seat: entry for entry in self._roster.members.values()}
-        return [by_seat[seat] for seat in sorted(by_seat)]
+    def _workers(self) -> list[RosterEntry]:
+        """Each worker, with the counts of all its lives."""
+        seats = {entry.seat for entry in self._roster.members.values()}
+        return [self._roster.worker(seat) for seat in sorted(seats)]
 
     def _worker_progress(self, entry: RosterEntry, trained_s: float) -> WorkerProgress:
         state = "training" if entry.is_alive and self._is_training else "between epochs"

@@ -5,7 +5,7 @@ messages or decisions.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..events import Ticket
 
@@ -98,6 +98,21 @@ class Roster:
     def on_seat(self, seat: int) -> RosterEntry:
         """The newest member on this seat."""
         return next(entry for entry in reversed(self.members.values()) if entry.seat == seat)
+
+    def worker(self, seat: int) -> RosterEntry:
+        """The newest member on this seat, with the counts of all its lives."""
+        lives = [entry for entry in self.members.values() if entry.seat == seat]
+        return replace(
+            lives[-1],
+            pushes=sum(life.pushes for life in lives),
+            samples=sum(life.samples for life in lives),
+            compute_s=sum(life.compute_s for life in lives),
+            wait_s=sum(life.wait_s for life in lives),
+            push_s=sum(life.push_s for life in lives),
+            input_s=sum(life.input_s for life in lives),
+            superseded_s=sum(life.superseded_s for life in lives),
+            staleness_versions=sum(life.staleness_versions for life in lives),
+        )
 
     def __getitem__(self, number: int) -> RosterEntry:
         return self.members[number]
