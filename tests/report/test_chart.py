@@ -63,3 +63,13 @@ def test_a_mark_beyond_every_curve_is_inside_the_axis() -> None:
     assert max(ticks) == 0.4
     (label,) = (node for node in root.iter(f"{SVG}text") if node.text == "target: 0.4")
     assert float(label.get("y", 0)) == pytest.approx(ticks[0.4] + 16)
+
+
+@pytest.mark.parametrize("odd", ["\x1b[31m", "\udcff", "\ufffe", "\0"])
+def test_a_name_with_characters_that_xml_forbids_is_drawn_without_them(odd: str) -> None:
+    curve = Curve(name=f"a{odd}b", points=points((0, 0.0), (1, 1.0)))
+    diagram = Diagram(label=f"<y>{odd}", curves=(curve,), x_label="x")
+    drawing = draw_chart(f"title{odd}\N{GREEK SMALL LETTER MU}", "subtitle", (diagram,)).encode()
+    words = [node.text or "" for node in ElementTree.fromstring(drawing).iter(f"{SVG}text")]
+    shown = "\ufffd" + odd[1:]
+    assert {f"a{shown}b", f"<y>{shown}", f"title{shown}\N{GREEK SMALL LETTER MU}"} <= set(words)

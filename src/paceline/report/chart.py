@@ -18,6 +18,7 @@ module must not know runs.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
@@ -36,6 +37,8 @@ _LEGEND_TOP, _LEGEND_LINE = 66, 20
 _GAP, _AXIS, _BELOW = 52, 30, 56
 """Pixels: between two diagrams, for an axis between them, below the last."""
 _THICK, _THIN = 'stroke-width="2.5"', 'stroke-width="1" stroke-opacity="0.45"'
+_NOT_IN_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Control characters and halves of pairs, as in names that a script or a file system gives."""
 _LEAST = 1e-300
 """Smaller ranges and times count as 0."""
 _NARROW = 1e-9
@@ -224,7 +227,7 @@ def head(title: str, height: float) -> list[str]:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" '
         f'width="{WIDTH}" height="{height:.0f}" font-family="Helvetica, Arial, sans-serif" '
         f'font-size="13" fill="{INK}">',
-        f"<title>{escape(title)}</title>",
+        f"<title>{_in_xml(title)}</title>",
         f'<rect width="{WIDTH}" height="{height:.0f}" fill="#ffffff"/>',
         text(LEFT, 24, title, size=16, weight="bold"),
     ]
@@ -314,5 +317,10 @@ def text(
     """Return text at a position."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" '
-        f'font-weight="{weight}">{escape(text)}</text>'
+        f'font-weight="{weight}">{_in_xml(text)}</text>'
     )
+
+
+def _in_xml(words: str) -> str:
+    """Words with signs of XML escaped, and characters that it forbids replaced."""
+    return escape(_NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", words))
