@@ -1,6 +1,7 @@
 """The summary of a run follows from its trace, number by number."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from paceline.events import Apply, EpochEnd, Grant, Lease, Pushed, Ticket
 from paceline.report.files import write_report
 from paceline.report.summary import CompressedBytes, Staleness, SupersededWork, summarize
 from paceline.report.text import Point
-from paceline.trace import Trace
+from paceline.report.watch import WatchedRun
+from paceline.trace import Trace, read_trace
 
 
 def test_the_summary_names_the_settings_of_the_run(run_dir: Path) -> None:
@@ -68,6 +70,26 @@ def resumed_run(folder: Path, *lives: dict[str, str | int]) -> Path:
             trace.order(Apply((ticket,), (1.0,)), float(version))
     trace.close()
     return folder
+
+
+@pytest.mark.parametrize(("num_bad", "loss"), [(30, None), (2, 1.0), (0, 1.0)])
+def test_a_run_that_diverged_has_no_loss_over_the_last_updates(
+    num_bad: int, loss: float | None, tmp_path: Path
+) -> None:
+    trace = Trace(tmp_path / "trace.jsonl")
+    trace.header(workers=1)
+    trace.joined(0.0, 0, 0, 1)
+    for version in range(40):
+        ticket, own = Ticket(0, version, version), 1.0 if version < 40 - num_bad else math.nan
+        trace.pushed(Pushed(ticket, 4, own, True, float(version)), 1.0, 0.0, 0.0)
+        trace.order(Apply((ticket,), (1.0,)), float(version))
+    trace.close()
+    summary, watched = summarize(tmp_path), WatchedRun()
+    for record in read_trace(tmp_path / "trace.jsonl"):
+        watched.add(record)
+    assert summary.final_loss == loss
+    assert math.isnan(watched.progress().loss) == (loss is None)
+    assert len(summary.losses) == 40 - num_bad
 
 
 def test_only_compressed_updates_count_as_such(tmp_path: Path) -> None:

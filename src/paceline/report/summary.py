@@ -361,8 +361,11 @@ def _percentile(counts: Mapping[int, int], share: float) -> int:
 
 
 def _final_loss(tally: Tally) -> float | None:
-    """Mean training loss over the last tenth of the updates: one update alone is too noisy."""
-    last = tally.updates[-max(1, len(tally.updates) // 10) :]
+    """Mean training loss over the last tenth of the updates: one update alone is too noisy.
+
+    None: no loss of these is known, or finite.
+    """
+    last = tally.last_updates(max(1, tally.version // 10))
     num_samples = sum(update.num_samples for update in last)
     return _ratio(sum(update.loss * update.num_samples for update in last), num_samples)
 

@@ -72,8 +72,9 @@ class EpochTally:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One applied update whose loss is known."""
+    """One applied update whose loss is known; ``version`` is the one that it made."""
 
+    version: int
     t_s: float
     num_samples: int
     loss: float
@@ -148,6 +149,7 @@ class Tally:
         self.workers: dict[int, WorkerTally] = {}
         self.epochs: list[EpochTally] = []
         self.updates: list[Update] = []
+        """Those whose loss is known: others have none, or one that is not finite."""
         self.evaluations: list[Evaluated] = []
         self.service = ServiceTimes(num_kept=4096)
         self.warm = WarmRate()
@@ -170,6 +172,10 @@ class Tally:
     def trained_s(self) -> float:
         """Seconds of training, over all epochs."""
         return sum(epoch.seconds for epoch in self.epochs)
+
+    def last_updates(self, num: int) -> list[Update]:
+        """Those of the last ``num`` updates whose loss is known."""
+        return [update for update in self.updates[-num:] if update.version > self.version - num]
 
     def add(self, record: Record) -> None:
         """Count one record. Raises ConfigError where it contradicts those before."""
@@ -307,7 +313,7 @@ class Tally:
         self.version += 1
         self.skipped += not is_finite
         if loss_samples:
-            self.updates.append(Update(t_s, loss_samples, loss_sum / loss_samples))
+            self.updates.append(Update(self.version, t_s, loss_samples, loss_sum / loss_samples))
         if self.epochs:
             epoch = self.epochs[-1]
             epoch.stop_s = max(epoch.stop_s, t_s)

@@ -77,7 +77,7 @@ class WatchedRun:
         """Return the progress as the run itself shows it."""
         tally, header = self.tally, self._header()
         trained_s, epochs = tally.trained_s, header.number("epochs")
-        losses = [update.loss for update in tally.updates[-_LAST:]]
+        losses = [update.loss for update in tally.last_updates(_LAST)]
         return Progress(
             t=tally.last_s,
             epoch=tally.epochs[-1].epoch if tally.epochs else 0,
