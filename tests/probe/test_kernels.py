@@ -1,6 +1,7 @@
 """The compiled kernels measure what they claim, or give the reason why they cannot."""
 
 import os
+import queue
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 
 from paceline.errors import ConfigError, FileError, LinkError
 from paceline.machine.processor import Cache
-from paceline.probe import storage
+from paceline.probe import messages, storage
 from paceline.probe.figures import Figure, Unit
 from paceline.probe.kernels import Kernels, Pass, VectorFormat, compiled
 from paceline.probe.memory import latency_curve, memory_bytes, memory_figures
@@ -157,17 +158,15 @@ def test_loopback_and_calls_are_measured(kernels: Kernels) -> None:
     assert all((value.best or 0) > 0 for value in result.values())
 
 
+def served(kernels: Kernels) -> int:
+    """The port of a ``paceline probe --serve`` in a thread."""
+    said: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=serve, args=(kernels, 0, said.put), daemon=True).start()
+    return int(said.get(timeout=10).rpartition(":")[2])
+
+
 def test_serving_peer_is_measured(kernels: Kernels) -> None:
-    messages = list[str]()
-    is_there = threading.Event()
-
-    def say(line: str) -> None:
-        messages.append(line)
-        is_there.set()
-
-    threading.Thread(target=serve, args=(kernels, 0, say), daemon=True).start()
-    assert is_there.wait(10)
-    port = messages[0].rpartition(":")[2]
+    port = served(kernels)
     figures = keys(peer_figures(kernels, f"127.0.0.1:{port}"))
     assert (figures["peer_bytes_per_s"].best or 0) > 0
     assert (figures["peer_round_trip_s"].best or 0) > 0
@@ -179,6 +178,29 @@ def test_peer_that_does_not_serve_gives_only_the_round_trip(kernels: Kernels) ->
     figures = keys(peer_figures(kernels, f"127.0.0.1:{port}"))
     assert (figures["peer_round_trip_s"].best or 0) > 0
     assert f"paceline probe --serve {port}" in figures["peer_latency_s"].why_not
+
+
+def test_peer_that_sends_nothing_is_given_up(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "_SILENT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        figures = keys(peer_figures(kernels, f"127.0.0.1:{port}"))
+    assert (figures["peer_round_trip_s"].best or 0) > 0
+    said = figures["peer_latency_s"].why_not
+    assert "sent nothing for 0.1 s" in said
+    assert f"paceline probe --serve {port}" in said
+
+
+def test_asker_that_sends_nothing_does_not_keep_out_others(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "_SILENT_S", 1.0)
+    port = served(kernels)
+    with socket.create_connection(("127.0.0.1", port)):
+        figures = keys(peer_figures(kernels, f"127.0.0.1:{port}"))
+    assert (figures["peer_bytes_per_s"].best or 0) > 0
 
 
 @pytest.mark.parametrize("peer", ["host:port", ":1", "host:0", "host:70000", ""])

@@ -395,7 +395,7 @@ int hand_over(int one, int other, size_t bytes, long words, int repeats, double 
 }
 
 // A byte for a byte, `bytes` for one byte: seconds of one way of a byte, and of all bytes, for each
-// repeat. 0: done, 1: the other side has gone.
+// repeat. 0: done, 1: the other side has gone, or is silent.
 int ping(int fd, double each_s, size_t bytes, int repeats, double *word_s, double *buffer_s) {
   std::vector<char> data(std::max(bytes, size_t(1)), 1);
   char byte = '1';
@@ -421,7 +421,7 @@ int ping(int fd, double each_s, size_t bytes, int repeats, double *word_s, doubl
   return 0;
 }
 
-// The other side, until the one that asks has gone.
+// The other side, until the one that asks has gone, or is silent.
 void answer(int fd) {
   std::vector<char> data(kChunk);
   for (char word; recv(fd, &word, 1, 0) == 1;) {

@@ -202,17 +202,17 @@ class Kernels:
         """Send bytes over a connected socket, one at a time, for ``each_s`` seconds a repeat.
 
         Raises:
-            ConnectionError: the other side closed the connection.
+            ConnectionError: the other side closed the connection, or was silent for too long.
         """
         word_s, buffer_s = (ctypes.c_double * repeats)(), (ctypes.c_double * repeats)()
         if self._library.ping(
             fd, ctypes.c_double(each_s), ctypes.c_size_t(num_bytes), repeats, word_s, buffer_s
         ):
-            raise ConnectionError("the other side closed the connection")
+            raise ConnectionError("the other side closed the connection, or was silent too long")
         return WayTimes(list(word_s), list(buffer_s))
 
     def answer(self, fd: int) -> None:
-        """Answer ``ping`` until the other side closes the connection."""
+        """Answer ``ping`` until the other side closes the connection, or is silent too long."""
         self._library.answer(fd)
 
     def _check(self, code: int) -> None:

@@ -10,6 +10,7 @@ processes, calls  the overhead of Python, the system and torch
 import contextlib
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -29,6 +30,8 @@ _BUFFER_BYTES = 4 << 20
 _SENT_BYTES = 16 << 20
 _REPEATS = 7
 _CONNECT_S = 5.0
+_SILENT_S = 60.0
+"""How long an end waits for the other: it may be answering others first."""
 _CALLS = 20_000
 
 
@@ -88,7 +91,11 @@ def peer_figures(kernels: Kernels | None, peer: str) -> Iterator[Figure]:
     else:
         with _connected(address) as end, contextlib.suppress(ConnectionError):
             times = kernels.ping(end.fileno(), _SENT_BYTES, repeats=_REPEATS)
-        why_not = "" if times.word_s else "it closed the connection"
+        if not times.word_s:
+            why_not = (
+                f"it closed the connection or sent nothing for {_SILENT_S:g} s; end what listens "
+                f"on its port {port}, and run there: paceline probe --serve {port}"
+            )
     yield _way("peer_latency_s", f"{host}, a byte", times, "TCP, one way", why_not)
     yield _rate("peer_bytes_per_s", f"{host}, 16 MiB", times, _SENT_BYTES, "TCP", why_not)
 
@@ -124,7 +131,7 @@ def find_peer(peer: str) -> tuple[object, ...]:
 
 
 def serve(kernels: Kernels, port: int, say: Callable[[str], None]) -> NoReturn:
-    """Answer one probe after another until this process is ended.
+    """Answer one probe after another until this process is ended; none that falls silent.
 
     Raises:
         ConfigError: the port cannot be opened.
@@ -162,17 +169,25 @@ def _pinned_to(core: int | None) -> Iterator[None]:
 def _serve_one(kernels: Kernels, server: socket.socket, core: int | None = None) -> None:
     end, _ = server.accept()
     with end, _pinned_to(core):
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _prepare(end)
         kernels.answer(end.fileno())
 
 
 @contextlib.contextmanager
 def _connected(address: tuple[object, ...]) -> Iterator[socket.socket]:
-    """Connect with a blocking socket, as the kernels need it."""
+    """Connect; the socket gets what the kernels need."""
     with socket.create_connection(address[:2], timeout=_CONNECT_S) as end:  # type: ignore[arg-type]  # a host and a port, as getsockname gives them
-        end.settimeout(None)
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _prepare(end)
         yield end
+
+
+def _prepare(end: socket.socket) -> None:
+    """Let calls of the kernels wait for the other end, but not for ever."""
+    limit = struct.pack("ll", *divmod(round(_SILENT_S * 1e6), 1_000_000))
+    end.settimeout(None)  # Python's own would make the calls return at once
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _knock(address: tuple[object, ...], peer: str) -> tuple[list[float], bool]:
