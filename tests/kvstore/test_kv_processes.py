@@ -273,6 +273,40 @@ def test_process_holding_a_shard_too_long_is_named(
 
 
 @pytest.mark.skipif(not index.HAS_MUTEXES, reason="no mutex of the C library is used here")
+@pytest.mark.parametrize("has_died", [False, True])
+def test_ctrl_c_at_the_moment_of_a_lock_leaves_it_free(
+    has_died: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other case: its holder has died, and this thread has not yet declared it whole."""
+    take, consistent = index.MutexLock._take, index._c.pthread_mutex_consistent
+
+    def take_and_interrupt(lock: index.MutexLock, wait_s: float) -> bool:
+        monkeypatch.setattr(index.MutexLock, "_take", take)
+        assert take(lock, wait_s)
+        raise KeyboardInterrupt
+
+    def interrupt(mutex: object) -> None:
+        monkeypatch.setattr(index._c, "pthread_mutex_consistent", consistent)
+        raise KeyboardInterrupt
+
+    with KVStore(num_shards=1, capacity_bytes=2**20, patience_s=0.5) as store:
+        store.init("w", torch.zeros(2))
+        if has_died:
+            shard = store._entries.directory.shards[0]
+            thread = threading.Thread(target=shard._take, args=(0.0,))
+            thread.start()
+            thread.join()
+            monkeypatch.setattr(index._c, "pthread_mutex_consistent", interrupt)
+        else:
+            monkeypatch.setattr(index.MutexLock, "_take", take_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.push("w", torch.ones(2))
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(store.push, "w", torch.ones(2)).result() == 1
+        assert store.push("w", torch.ones(2)) == 2
+
+
+@pytest.mark.skipif(not index.HAS_MUTEXES, reason="no mutex of the C library is used here")
 def test_directory_is_read_under_its_lock_without_write_ordering(
     store: KVStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,8 @@ _SHARED, _ROBUST, _ERRORCHECK = 1, 1, 2
 _SLICE_S = 0.5
 """Interval at which a waiting thread checks for signals: the delay of Ctrl-C."""
 _POLL_S = 1e-4
+_OWN_S = 1e-3
+"""Wait for a lock that is this thread's own: an attempt without a wait may not tell whose it is."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,18 +202,23 @@ class Lock(abc.ABC):
         refuse_updaters(self.hold)
         words, owner = self.region.words, (self.offset + _MUTEX_BYTES) // WORD_BYTES
         left_s, end = 0.0, time.monotonic() + self.patience_s
-        while not self._take(left_s):
-            left_s = end - time.monotonic()
-            if left_s <= 0:
-                raise LinkError(
-                    f"{self.name} of the store has been held by process {words[owner]} for "
-                    f"{self.patience_s:g} s: it is stopped or hangs in an updater; once it ends, "
-                    "the others go on"
-                )
-        words[owner] = os.getpid()
-        self.hold.is_held = (
-            True  # last: after Ctrl-C before this line the next call still gets the lock
-        )
+        try:
+            while not self._take(left_s):
+                left_s = end - time.monotonic()
+                if left_s <= 0:
+                    raise LinkError(
+                        f"{self.name} of the store has been held by process {words[owner]} for "
+                        f"{self.patience_s:g} s: it is stopped or hangs in an updater; once it "
+                        "ends, the others go on"
+                    )
+            words[owner] = os.getpid()
+            self.hold.is_held = True
+        except LinkError:
+            raise
+        except BaseException:  # raised again: Ctrl-C may come when this thread has just got it
+            if self._take(_OWN_S):
+                self.__exit__()
+            raise
 
     def __exit__(self, *error: object) -> None:
         self.hold.is_held = False
@@ -236,9 +243,9 @@ class MutexLock(Lock):
             answer = _c.pthread_mutex_trylock(address)
         if answer in (errno.EBUSY, errno.ETIMEDOUT):
             return False
-        if answer == errno.EOWNERDEAD:
+        if answer in (errno.EOWNERDEAD, errno.EDEADLK):  # EDEADLK: ours, Ctrl-C came in between
             _c.pthread_mutex_consistent(address)
-        elif answer not in (0, errno.EDEADLK):  # EDEADLK: ours, Ctrl-C came before it was noted
+        elif answer:
             raise LinkError(f"{self.name} of the store cannot be locked: {os.strerror(answer)}")
         return True
 
