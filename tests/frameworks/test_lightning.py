@@ -1,5 +1,7 @@
 """A Lightning Trainer trains under any protocol as it does alone and under DDP."""
 
+import contextlib
+import inspect
 import json
 import subprocess
 import sys
@@ -136,6 +138,35 @@ def test_mean_over_workers_is_weighted_by_samples() -> None:
     mean = PacelineStrategy._reduced(strategy, torch.tensor(51), "mean")
     assert mean.item() == 50.5
     assert PacelineStrategy._reduced(strategy, torch.tensor(51), "sum").item() == 101
+
+
+@pytest.mark.parametrize(
+    ("name", "made_by", "is_waited_for"),
+    [
+        ("Trainer.save_checkpoint", lightning.Trainer.save_checkpoint, True),
+        ("pre_setup", lightning.pytorch.trainer.call._call_setup_hook, True),  # after prepare_data
+        ("post_setup", lightning.pytorch.trainer.call._call_setup_hook, False),
+    ],
+)
+def test_after_training_workers_wait_for_what_the_main_worker_writes(
+    name: str, made_by: Callable[..., object], is_waited_for: bool
+) -> None:
+    from paceline.lightning import PacelineStrategy
+
+    blocks = list[str]()
+
+    @contextlib.contextmanager
+    def once() -> Iterator[bool]:
+        blocks.append(name)
+        yield False
+
+    strategy: Any = SimpleNamespace(
+        _is_over=True, _has_prepared=True, _can_sum=False, world_size=2,
+        pace=SimpleNamespace(once=once),
+    )  # fmt: skip
+    assert f'barrier("{name}")' in inspect.getsource(made_by), "Lightning calls it otherwise now"
+    PacelineStrategy.barrier(strategy, name)
+    assert blocks == [name] * is_waited_for
 
 
 @pytest.mark.timeout(300)

@@ -34,6 +34,8 @@ from .loops import FitLoop
 from .starting import Starter, refuse_another_run, refuse_what_is_not_carried
 
 _MEANS = ("mean", "avg")
+_WRITTEN = ("Trainer.save_checkpoint", "pre_setup")
+"""Lightning's barriers after what the main worker alone writes: a checkpoint, prepare_data()."""
 
 
 class PacelineStrategy(Strategy):
@@ -261,12 +263,12 @@ class PacelineStrategy(Strategy):
     def barrier(self, name: str | None = None) -> None:
         """Wait for all workers, but not inside an epoch: only the main worker writes checkpoints.
 
-        After training all wait where a file is saved, and may then read it.
+        After training all wait where a file is saved or data are prepared, and may then read it.
         """
-        is_saved = self._is_over and name == "Trainer.save_checkpoint" and self.world_size > 1
+        is_written = self._is_over and name in _WRITTEN and self.world_size > 1
         if self._can_sum:
             self.pace.sum(0)
-        elif is_saved or not self._has_prepared:  # prepare_data() is the main worker's
+        elif is_written or not self._has_prepared:  # prepare_data() is the main worker's
             with self.pace.once():
                 pass
 
