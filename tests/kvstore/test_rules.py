@@ -64,6 +64,26 @@ def test_updater_function_that_raises_changes_nothing(store: KVStore, numel: int
     assert (store.pull("w") == 1).all()
 
 
+def test_updater_that_raises_names_the_keys_that_were_pushed(store: KVStore) -> None:
+    def fail_at_c(key: str, pushed: Tensor, stored: Tensor) -> None:
+        stored.add_(pushed)
+        if key == "c":
+            raise ValueError("no")
+
+    names = ("a", "b", "c", "d")
+    store.init({name: torch.zeros(3) for name in names})
+    store.set_updater(fail_at_c)
+    with pytest.raises(ValueError, match="no") as caught:
+        store.push({name: torch.ones(3) for name in names})
+    assert caught.value.__notes__ == [
+        "these keys were pushed before it, the others were not: 'a', 'b'"
+    ]
+    assert [store.version(name) for name in names] == [1, 1, 0, 0]
+    with pytest.raises(ValueError, match="no") as alone:
+        store.push("c", torch.ones(3))
+    assert not hasattr(alone.value, "__notes__")
+
+
 def test_updater_function_must_not_use_the_calling_store(store: KVStore) -> None:
     store.init({"v": torch.zeros(2), "w": torch.zeros(2)})
     store.set_updater(lambda key, pushed, stored: store.push("v", pushed))

@@ -126,7 +126,9 @@ class KVStore:
     ) -> int | dict[str, int]:
         """Update a key with a tensor, or with the sum of a list of them; many keys by a dict.
 
-        Returns the version that this push made. On an error nothing is pushed.
+        Returns the version that this push made. On an error in a value nothing is pushed. If an
+        updater raises, or a shard is not released in time, the keys before it are; the error's
+        note names them.
         """
         entries, pairs = self._entries, updaters.pairs_of(key, value)
         with torch.no_grad():
@@ -135,7 +137,15 @@ class KVStore:
                 (stored, updaters.total_of(stored.record.key, stored.blocks[0], values))
                 for stored, values in targets
             ]
-            versions = {stored.record.key: entries.push(stored, total) for stored, total in totals}
+            versions = dict[str, int]()
+            try:
+                for stored, total in totals:
+                    versions[stored.record.key] = entries.push(stored, total)
+            except BaseException as error:  # raised again
+                if versions:
+                    done = ", ".join(map(repr, versions))
+                    error.add_note(f"these keys were pushed before it, the others were not: {done}")
+                raise
         return versions[key] if isinstance(key, str) else versions
 
     @overload
