@@ -1,5 +1,6 @@
 """The effect of a push: sum, assign, a function, an optimizer; also across processes."""
 
+import functools
 import multiprocessing
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline import ConfigError, KVStore
+from paceline.kvstore.updaters import UpdateFunction
 from pushers import step_adam
 
 LARGE = 2**18
@@ -221,6 +223,66 @@ def test_processes_with_different_updaters_get_an_error(store: KVStore) -> None:
     other.set_optimizer(torch.optim.SGD, lr=0.1)
     assert other.push("w", torch.ones(3)) == 2
     assert torch.equal(store.pull("w"), torch.full((3,), 0.9))
+    other.close()
+
+
+def scaled(factor: float) -> UpdateFunction:
+    def scale(key: str, pushed: Tensor, stored: Tensor) -> None:
+        stored.add_(pushed, alpha=factor)
+
+    return scale
+
+
+def add(key: str, pushed: Tensor, stored: Tensor, *, factor: float = 1.0) -> None:
+    stored.add_(pushed, alpha=factor)
+
+
+def recursive(factor: float) -> UpdateFunction:
+    def halve(key: str, pushed: Tensor, stored: Tensor) -> None:
+        stored.mul_(factor)
+        if stored.abs().max() > 1:
+            halve(key, pushed, stored)
+
+    return halve
+
+
+PAIRS: dict[str, Callable[[float], UpdateFunction]] = {
+    "closures": scaled,
+    "recursive closures": recursive,
+    "partials": lambda factor: functools.partial(add, factor=factor),
+    "lambdas": lambda factor: (
+        (lambda key, pushed, stored: stored.add_(pushed))
+        if factor > 1
+        else (lambda key, pushed, stored: stored.sub_(pushed))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_functions_of_one_name_are_the_same_updater_only_if_they_do_the_same(
+    store: KVStore, kind: str
+) -> None:
+    store.set_updater(PAIRS[kind](2.0))
+    store.init("w", torch.zeros(3))
+    with KVStore.attach(store.fd, updater=PAIRS[kind](2.0)) as same:
+        assert same.push("w", torch.ones(3)) == 1
+    refused = pytest.raises(ConfigError, match=r"the store's updater is .* but this process has")
+    with KVStore.attach(store.fd, updater=PAIRS[kind](0.5)) as other, refused:
+        other.push("w", torch.ones(3))
+
+
+def test_function_that_makes_an_optimizer_is_compared_by_what_it_does(store: KVStore) -> None:
+    def sgd(lr: float) -> Callable[..., Optimizer]:
+        return lambda parameters: torch.optim.SGD(parameters, lr=lr)
+
+    store.set_optimizer(sgd(0.1))
+    store.init("w", torch.zeros(3))
+    other = KVStore.attach(store.fd)
+    other.set_optimizer(sgd(0.1))
+    assert other.push("w", torch.ones(3)) == 1
+    other.set_optimizer(sgd(0.2))
+    with pytest.raises(ConfigError, match="but this process has"):
+        store.push("w", torch.ones(3))
     other.close()
 
 

@@ -11,7 +11,9 @@ know about locks, versions or where the memory comes from.
 
 import abc
 import functools
+import hashlib
 import inspect
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -157,12 +159,57 @@ class Function(Rule):
 
     def __init__(self, function: UpdateFunction) -> None:
         self._function = function
-        inner = getattr(function, "__qualname__", type(function).__qualname__)
-        self.name = f"updater {inner}"
+        self.name = f"updater {_name_of(function)}"
 
     def write(self, change: Change) -> None:
         change.new.copy_(change.old)
         self._function(change.key, change.pushed, change.new)
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    """The function's name, and a digest by which lambdas, closures and partials differ.
+
+    It covers their code and the numbers and texts that they hold, but no other objects.
+    """
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    digest = hashlib.sha256(repr(_content(function)).encode()).hexdigest()[:8]
+    return f"{name} [{digest}]"
+
+
+def _content(value: object, within: tuple[object, ...] = ()) -> object:
+    """What is the same in every process that has this value; objects count by their class.
+
+    Args:
+        within: the functions that hold it, of which it may be one.
+    """
+    if any(value is function for function in within):
+        return "itself"
+    inside = (*within, value)
+    match value:
+        case None | bool() | int() | float() | complex() | str() | bytes():
+            return value
+        case tuple():
+            return [_content(part, inside) for part in value]
+        case frozenset():
+            return sorted(repr(_content(part, inside)) for part in value)
+        case functools.partial():
+            options = sorted((name, _content(one, inside)) for name, one in value.keywords.items())
+            return _content(value.func, inside), _content(value.args, inside), options
+        case types.MethodType():
+            return _content(value.__func__, inside)
+        case types.FunctionType():
+            cells = tuple(_held(cell) for cell in value.__closure__ or ())
+            defaults = value.__defaults__, *(value.__kwdefaults__ or {}).values()
+            return [_content(part, inside) for part in (value.__code__, cells, defaults)]
+        case types.CodeType():
+            return value.co_code, value.co_names, _content(value.co_consts, inside)
+        case _:
+            return type(value).__qualname__
+
+
+def _held(cell: types.CellType) -> object:
+    """What a function's cell holds; None: nothing yet."""
+    return cell.cell_contents if hasattr(cell, "cell_contents") else None
 
 
 class Optimize(Rule):
@@ -176,7 +223,8 @@ class Optimize(Rule):
         self._kind = kind
         self._options = dict(options)
         listed = ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
-        self.name = f"{getattr(kind, '__qualname__', kind)}({listed})"
+        made_by = kind.__qualname__ if inspect.isclass(kind) else _name_of(kind)
+        self.name = f"{made_by}({listed})"
         trial = self._tried()  # to refuse it here, and not at the first push
         self._begins_with_state = bool(trial.state)
         # One for each key: the lock of the key is also the lock of its optimizer.
