@@ -4,7 +4,8 @@
 
 Two halves. In the first two workers train a GPT (4 layers, 128 wide, 64 tokens, batch 24, AdamW) in
 a loop without a loader, `for number in pace.updates(n)`, where each draws 12 pieces a step; against
-the same loop under DDP with the best of twelve settings, found before, and Paceline once more.
+the same loop under DDP that keeps freed memory, too, with the best of twelve settings, found
+before, and Paceline once more.
 All are alive at once and take blocks of steps in turn. In the second one worker runs three kinds
 of loops, each with the four lines, bare, and bare again, as in bench/overhead.py: over a loader,
 over numbers, and with two optimizers (a GAN). Writes results/any_loop.md.
@@ -224,7 +225,8 @@ def main() -> None:
     method = (
         f"Of DDP the lower end is wanted, of one worker the upper one. {num_blocks} blocks of "
         f"{STEPS} steps beside DDP, blocks of {overhead.STEPS} for one worker, in turn; median "
-        "(least to most); interval of the median by bootstrap over pairs. Four lines add, a step: "
+        "(least to most); interval of the median by bootstrap, beside DDP over blocks, for one "
+        "worker over the medians of builds. Four lines add, a step: "
     )
     if options.write:
         write_table(

@@ -4,11 +4,12 @@
 
 Eight workers whose steps wait 200 ms, so that two cores suffice, with ``--respawn``; 62 faults in
 ten minutes (in proportion in fewer), three quarters of them ``kill -9``, the others stops of 5 s.
-The same run without faults goes at the same time on the same cores. Goodput is raw: the updates of
-the former over those of the latter, both from the first step on, without credit for new lives.
+The same run without faults goes before it and after it. Goodput is raw: the updates of the run with
+faults over the mean of the two without, all from the first step on, without credit for new lives.
 """
 
 import argparse
+import math
 import os
 import random
 import statistics
@@ -35,16 +36,17 @@ STOP_S = 5.0
 BACK_S = 3.0
 """Seconds for which the plan treats a killed worker as impaired."""
 MAX_IMPAIRED = 2
-SCRIPT = """
+NUM_SAMPLES = 2_000
+SCRIPT = f"""
 import time, torch, paceline
 from torch.utils.data import DataLoader, TensorDataset
 
 pace = paceline.connect()
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-data = TensorDataset(torch.ones(400_000, 8), torch.ones(400_000, 1))
+data = TensorDataset(torch.ones({NUM_SAMPLES}, 8), torch.ones({NUM_SAMPLES}, 1))
 model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=16))
-for epoch in pace.epochs(1):
+for epoch in pace.epochs(1_000_000):
     for inputs, targets in loader:
         with pace.step():
             time.sleep(0.2)
@@ -58,7 +60,8 @@ HEADER = (
     "each sample once", "left behind",
 )  # fmt: skip
 NOTE = (
-    "Both runs at the same time; updates from the first step on, for as long as both went. A stop "
+    "A run with faults, and one without before it and after it; updates from the first step on. "
+    f"Each sample once: in each of its whole epochs, of {NUM_SAMPLES:,} samples. A stop "
     "lasts 5 s where nobody ends the worker before: one that the others wait for is ended after 3 "
     "usual steps, and replaced. Left behind are processes, whoever their parent is, files, and "
     "names in /dev/shm."
@@ -133,7 +136,7 @@ def evaluate(records: list[Record], left: tuple[str, ...]) -> Outcome:
         num_struck=len(faults),
         respawn_s=_respawn_times_s(records, kills),
         gaps_s=[
-            min((t for t in times if t > kill.t_s), default=kill.t_s) - kill.t_s for kill in kills
+            min((t for t in times if t > kill.t_s), default=math.inf) - kill.t_s for kill in kills
         ],
         is_exact=_is_exact(ordered),
         left=left,
@@ -141,7 +144,8 @@ def evaluate(records: list[Record], left: tuple[str, ...]) -> Outcome:
 
 
 def _is_exact(ordered: list[Ordered]) -> bool:
-    """Whether each whole epoch used each of its samples exactly once, and no other twice."""
+    """Whether there are whole epochs, each of which used each of its samples exactly once, and no
+    other epoch one twice."""
     leases: dict[tuple[int, int], Any] = {}
     used: dict[int, Counter[int]] = {}
     whole_epochs = []
@@ -155,7 +159,11 @@ def _is_exact(ordered: list[Ordered]) -> bool:
         elif isinstance(record.order, EpochEnd):
             whole_epochs.append(record.order.epoch)
     is_once = all(set(counts.values()) == {1} for counts in used.values())
-    return is_once and all(len(used[epoch]) == max(used[epoch]) + 1 for epoch in whole_epochs)
+    return (
+        bool(whole_epochs)
+        and is_once
+        and all(len(used[epoch]) == NUM_SAMPLES for epoch in whole_epochs)
+    )
 
 
 def _respawn_times_s(records: list[Record], kills: list[Struck]) -> list[float]:
@@ -169,8 +177,7 @@ def _respawn_times_s(records: list[Record], kills: list[Struck]) -> list[float]:
     for kill in kills:
         worker = int(kill.text.split()[2])
         later = [at_s for seat, at_s in joined if seat == worker and at_s > kill.t_s]
-        if later:
-            times.append(min(later) - kill.t_s)
+        times.append(min(later, default=math.inf) - kill.t_s)
     return times
 
 
@@ -182,23 +189,25 @@ def updates_within(records: list[Record], seconds: float) -> int:
     return sum(t_s - first_s <= seconds for t_s in applied)
 
 
-def measure(protocol: str, seconds: float, faults: list[str]) -> tuple[int, int, Outcome]:
+def measure(protocol: str, seconds: float, faults: list[str]) -> tuple[float, int, Outcome]:
     """Return the updates without and with faults, and the evaluation of the latter run."""
-    shm_names = set(os.listdir("/dev/shm"))
+    shm_names, left = set(os.listdir("/dev/shm")), list[str]()
     with tempfile.TemporaryDirectory() as scratch:
-        runs = []
-        for name, plan in (("calm", []), ("struck", faults)):
+        traces = []
+        for name, plan in (("before", []), ("struck", faults), ("after", [])):
             folder = Path(scratch) / name
             folder.mkdir()
-            runs.append((folder, launch(folder, protocol, seconds, plan)))
-        traces = []
-        for folder, process in runs:
-            if process.wait(seconds + 120.0):
-                sys.exit((folder / "screen").read_text())
+            process = launch(folder, protocol, seconds, plan)
+            try:
+                if process.wait(seconds + 120.0):
+                    sys.exit((folder / "screen").read_text())
+            finally:
+                process.kill()  # no effect on one that has ended
             traces.append(list(read_trace(folder / "run" / FILE_NAME)))
-        left = [*left_behind(runs[1][0] / "tmp"), *set(os.listdir("/dev/shm")) - shm_names]
-        calm, struck = (updates_within(records, seconds) for records in traces)
-        return calm, struck, evaluate(traces[1], tuple(left))
+            if plan:
+                left = [*left_behind(folder / "tmp"), *set(os.listdir("/dev/shm")) - shm_names]
+        before, struck, after = (updates_within(records, seconds) for records in traces)
+        return (before + after) / 2, struck, evaluate(traces[1], tuple(left))
 
 
 def main() -> None:

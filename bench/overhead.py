@@ -16,7 +16,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -117,7 +117,7 @@ def measure(makers: Makers, min_pairs: int, limit_s: float) -> Times:
                 times[name].append(block_s(loops[name]))
         print(f"{len(times['bare'])} pairs", end="\r", flush=True)
         if len(times["bare"]) >= min_pairs:
-            _, low, high = interval(ratios(times, "four lines"))
+            _, low, high = interval(by_build(ratios(times, "four lines")))
             if high - low <= 2 * HALF_WIDTH:
                 break
     return times
@@ -126,6 +126,12 @@ def measure(makers: Makers, min_pairs: int, limit_s: float) -> Times:
 def ratios(times: Times, name: str) -> list[float]:
     """Return the ratio of each pair: four lines to bare loops, or one bare loop to the other."""
     return [a / b for a, b in zip(times[name], bare_s(times, name), strict=True)]
+
+
+def by_build(pair_ratios: Sequence[float]) -> list[float]:
+    """Return the median of each build: pairs of one build share its layout of memory."""
+    starts = range(0, len(pair_ratios), ROUNDS_A_BUILD)
+    return [statistics.median(pair_ratios[at : at + ROUNDS_A_BUILD]) for at in starts]
 
 
 def bare_s(times: Times, name: str) -> list[float]:
@@ -139,7 +145,7 @@ def rows_of(times: Times, title: str = "") -> list[list[str]]:
     """Compare the four lines with both bare loops, and one bare loop with the other."""
     rows = []
     for name, wanted in (("four lines", f"<= {WANTED}"), ("bare again", "1 inside")):
-        median, low, high = interval(ratios(times, name))
+        median, low, high = interval(by_build(ratios(times, name)))
         is_reached = high <= WANTED if name == "four lines" else low <= 1.0 <= high
         rows.append([
             f"{title}{name} : bare", spread([1000 * seconds / STEPS for seconds in times[name]]),
@@ -179,7 +185,8 @@ def main() -> None:
     per_step_us = added_us(times)
     note = (
         f"Blocks of {STEPS} steps in turn; median (least to most); interval of the median by "
-        f"bootstrap over pairs. The four lines add {per_step_us:.0f} us a step. {note}"
+        f"bootstrap over the medians of builds, {ROUNDS_A_BUILD} pairs each. The four lines "
+        f"add {per_step_us:.0f} us a step. {note}"
     )
     if options.write:
         write_table("overhead", "One worker against the bare loop", header, rows, note)

@@ -101,7 +101,10 @@ class Turn:
             if self._start_s:
                 self._file.write(json.dumps(time.perf_counter() - self._start_s) + "\n")
                 self._file.flush()
-            self._left = int(self._file.readline() or 0)
+            line = self._file.readline()
+            if not line:
+                os._exit(1)  # the bench is gone, and the loop would never end
+            self._left = int(line)
             self._start_s = time.perf_counter()
         self._left -= 1
 

@@ -31,13 +31,12 @@ from torch.utils.data import DataLoader
 
 from peers import Turn
 from table import interval, machine, spread, write_table
-from worlds import SUBJECTS, Part, data_of, endless, identity, make_model
+from worlds import KEEP_MEMORY, SUBJECTS, Part, data_of, endless, identity, make_model
 
 HERE = Path(__file__).resolve()
 RANKS = 2
 WANTED = 0.98
 START_S = 300.0
-KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Paceline's own default on a CPU (``--keep-memory auto``)."""
 
 

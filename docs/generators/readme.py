@@ -47,7 +47,8 @@ def worth() -> str:
     likely = rows_of("likely")[-1]
     cells = {
         "limit": ("two workers, full-sync, against DDP over gloo at its best settings", faster),
-        "torchrun": ("the same script under torchrun, two ranks, against the same", as_ranks),
+        "torchrun": ("under torchrun, two ranks, against DDP at the better of two settings",
+                     as_ranks),
         "overhead": ("the four lines with one worker, against the bare loop",
                      f"{overhead} of its time per step (the bare loop again: {control})"),
         "stragglers": ("one of four workers five times as slow",

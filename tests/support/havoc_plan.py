@@ -39,7 +39,8 @@ class Strike:
         target: ``worker 2``, ``launcher``, ``forkserver`` or ``writer``.
         signal: its name.
         moment: one of `MOMENTS`, or ``a line``; for tables.
-        cue: what must happen first: ``start``, ``checkpoint`` or a place in the script.
+        cue: what must happen first: ``start``, ``checkpoint`` (``checkpoint 3``: the third begins
+            to be saved) or a place in the script.
         witness: the worker whose cue it is.
         line: of the worker itself, counted in each of its lives from 1; 0: the cue says when.
     """

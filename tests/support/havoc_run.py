@@ -63,6 +63,7 @@ class Outcome:
         struck: the number of each strike that happened, and where it hit.
         finals: the weights of each worker that finished its script in the last launch.
         unfinished: checkpoints that were being written when the first launch ended.
+        is_anew: whether there was none to resume from, and the second launch began again.
     """
 
     run: Path
@@ -70,6 +71,7 @@ class Outcome:
     struck: dict[int, str]
     finals: tuple[Path, ...]
     unfinished: int = 0
+    is_anew: bool = False
 
 
 def carry_out(plan: Plan, folder: Path, limit_s: float = LIMIT_S) -> Outcome:
@@ -89,6 +91,7 @@ def carry_out(plan: Plan, folder: Path, limit_s: float = LIMIT_S) -> Outcome:
         struck={int(one.name.rpartition("-")[2]): one.read_text() for one in marks},
         finals=tuple(sorted(folder.glob("final-*.pt"))),
         unfinished=unfinished,
+        is_anew=(folder / "first-run").exists(),
     )
 
 
@@ -193,8 +196,10 @@ class Striker:
             self.asked_at_s = min(self.asked_at_s, max(now_s, self._goes_on_s))
 
     def _is_cued(self, one: Strike) -> bool:
-        if one.cue == "checkpoint":
-            return next((self._folder / "run" / "checkpoints").glob(".new-*"), None) is not None
+        cue, _, least = one.cue.partition(" ")
+        if cue == "checkpoint":
+            unfinished = (self._folder / "run" / "checkpoints").glob(".new-*")
+            return any(int(path.name[5:]) >= int(least or 1) for path in unfinished)
         return one.cue == "start" or (self._folder / f"cue-{one.witness}-{one.cue}").exists()
 
     def _find(self, one: Strike) -> int:
