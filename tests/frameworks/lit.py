@@ -48,6 +48,8 @@ class Net(lightning.LightningModule):
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         loss = nn.functional.mse_loss(self.layers(batch[0]), batch[1])
         self.log("train_loss", loss, on_epoch=True, sync_dist=True)
+        num = float(len(batch[0]))
+        self.log("num", num, on_step=False, on_epoch=True, sync_dist=True, reduce_fx="sum")
         return loss
 
     def on_train_batch_end(self, *_: Any) -> None:
@@ -118,6 +120,7 @@ def main() -> None:
         "rate": trainer.optimizers[0].param_groups[0]["lr"],
         "best": callbacks[0].best_model_path,
         "train_loss": trainer.callback_metrics["train_loss_epoch"].item(),
+        "num": trainer.callback_metrics["num"].item(),
         "tested": trainer.validate(net, DataLoader(samples(6), batch_size=6), verbose=False),
     }  # fmt: skip
     torch.save(found, FOLDER / f"worker-{trainer.global_rank}.pt")

@@ -18,8 +18,10 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import forked
 from paceline.errors import ConfigError
+from paceline.events import Grant
 from paceline.program import ScriptProgram
 from paceline.script import worker
+from paceline.trace.records import Handed, Ordered
 from runs import Run, assert_each_sample_once, run_script
 
 lightning = pytest.importorskip("lightning")
@@ -169,6 +171,18 @@ def test_after_training_workers_wait_for_what_the_main_worker_writes(
     assert blocks == [name] * is_waited_for
 
 
+def num_pushed(run: Run, epoch: int) -> int:
+    """Samples of an epoch that workers pushed, also too late; not those of cancelled steps."""
+    epochs, total = dict[tuple[int, ...], int](), 0
+    for record in run.records:
+        match record:
+            case Ordered(order=Grant(ticket, leases)) if leases:
+                epochs[ticket[:2]] = leases[0].epoch
+            case Handed(fact=fact):
+                total += fact.num_samples * (epochs[fact.ticket[:2]] == epoch)
+    return total
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("protocol", "workers"),
@@ -178,6 +192,7 @@ def test_each_sample_counts_once_per_epoch(protocol: str, workers: int, tmp_path
     run, results = by_launch(tmp_path / "run", protocol, workers, epochs=3)
     assert_each_sample_once(run, NUM_SAMPLES, 3)
     assert len(results) == workers
+    assert [result["num"] for result in results] == [num_pushed(run, epoch=2)] * workers
     num_updates = run.summary.updates
     assert num_updates == (9 if protocol.startswith("local") else 18)
     for result in results:

@@ -9,7 +9,8 @@ Lightning's own loops know a worker's number of batches before the epoch; here i
 a faster worker takes more. So what they do with the last batch (epoch schedulers, validation) comes
 after the epoch's end instead, when all workers hold the same version. Only while a group of
 accumulated batches is not full, the next one is fetched ahead, inside the block, to step on
-what there is. This module must not know how workers come to be.
+what there is. Above 300 lines, since a batch passes through all of these loops. This module must
+not know how workers come to be.
 """
 
 from collections import OrderedDict
@@ -22,6 +23,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
@@ -29,6 +31,10 @@ from ..script.step import Step
 from ..script.worker import Pace
 from .batches import TrainData, WorkerBatches, refuse_accumulation, sole_loader
 
+_GATHERED = ("value", "cumulated_batch_size", "_forward_cache", "has_reset")
+"""Attributes of Lightning's results that a log changes."""
+_PLACE = ("_first_loop_iter", "_current_fx")
+"""Attributes of Lightning's connector: by them the first log of an epoch begins anew."""
 _ENDLESS = 2**31
 """Epochs, where the Trainer goes by steps or time."""
 
@@ -104,6 +110,46 @@ class Steps(_AutomaticOptimization):
         return zero_grad
 
 
+class LogMark:
+    """What ``self.log`` had gathered of numbers at one moment, to go back there.
+
+    It is kept by reference, since Lightning replaces its tensors and changes none in place.
+    """
+
+    def __init__(self, trainer: Trainer, results: _ResultCollection) -> None:
+        self._results, self._connector = results, trainer._logger_connector
+        self._place = {name: getattr(self._connector, name) for name in _PLACE}
+        self._kept = {
+            key: {name: vars(metric)[name] for name in _GATHERED if name in vars(metric)}
+            for key, metric in _numbers_in(results).items()
+        }
+
+    def restore(self) -> None:
+        """Forget what was logged since."""
+        for key, metric in _numbers_in(self._results).items():
+            if key in self._kept:
+                vars(metric).update(self._kept[key])
+            else:
+                metric.reset()
+            metric._computed = None
+        vars(self._connector).update(self._place)
+
+
+def log_nothing(results: _ResultCollection) -> None:
+    """Replace the numbers of an epoch before; a mean over workers is still made by all of them."""
+    for metric in _numbers_in(results).values():
+        is_part_of_mean = metric.meta.sync.should and not metric.has_reset
+        num_updates = metric._update_count
+        metric.reset()
+        if is_part_of_mean:
+            metric.has_reset, metric._update_count = False, num_updates  # 0 would warn
+
+
+def _numbers_in(results: _ResultCollection) -> dict[str, Any]:
+    """Its results without metrics of torchmetrics, whose state is the module's own."""
+    return {key: metric for key, metric in results.items() if metric.is_tensor}
+
+
 class EpochLoop(_TrainingEpochLoop):
     """One epoch of the run, in this worker."""
 
@@ -114,6 +160,8 @@ class EpochLoop(_TrainingEpochLoop):
         self.steps = self.automatic_optimization = Steps(trainer, pace, batches)
         self.is_cut_by_steps = False
         """Whether ``max_steps`` ends the epoch before its data does."""
+        self._has_finished_one = False
+        """Whether this worker finished a mini-batch of the epoch."""
 
     @property
     def _is_training_done(self) -> bool:
@@ -134,6 +182,7 @@ class EpochLoop(_TrainingEpochLoop):
         data_fetcher._start_profiler = self._on_before_fetch
         data_fetcher._stop_profiler = self._on_after_fetch
         self.steps.begin_epoch()
+        self._has_finished_one = False
 
     def run(self, data_fetcher: WorkerBatches) -> None:
         """Train on all batches of this worker, then end the epoch.
@@ -161,7 +210,8 @@ class EpochLoop(_TrainingEpochLoop):
         self._end_epoch(has_left)
 
     def _advance(self, data_fetcher: WorkerBatches) -> bool:
-        """Train on one batch; False: its work was called off and does not count."""
+        """Train on one batch; False: its work was called off, and it counts and logs nothing."""
+        mark = LogMark(self.trainer, self._results)
         try:
             super().advance(data_fetcher)
         except StopIteration:
@@ -170,16 +220,20 @@ class EpochLoop(_TrainingEpochLoop):
             if not self.steps.leave(error):
                 raise
             data_fetcher.forget()
+            mark.restore()
             self.batch_progress.reset_on_restart()
             self.batch_progress.total.reset_on_restart()
             self.trainer.lightning_module._current_fx_name = None
             return False
         self.batch_progress.is_last_batch = False
+        self._has_finished_one = True
         return True
 
     def _end_epoch(self, has_left: bool) -> None:
         """End the epoch, when all workers hold one version."""
         trainer, strategy = self.trainer, self.trainer.strategy
+        if not self._has_finished_one:
+            log_nothing(self._results)
         self.steps.count()
         is_stopped = strategy.reduce_boolean_decision(self._pace.is_stopped, all=False)
         has_left = strategy.reduce_boolean_decision(has_left, all=False)
