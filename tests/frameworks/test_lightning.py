@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,17 +144,21 @@ def test_mean_over_workers_is_weighted_by_samples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "made_by", "is_waited_for"),
+    ("name", "made_by", "prepares", "is_waited_for"),
     [
-        ("Trainer.save_checkpoint", lightning.Trainer.save_checkpoint, True),
-        ("pre_setup", lightning.pytorch.trainer.call._call_setup_hook, True),  # after prepare_data
-        ("post_setup", lightning.pytorch.trainer.call._call_setup_hook, False),
+        ("Trainer.save_checkpoint", lightning.Trainer.save_checkpoint, False, True),
+        ("pre_setup", lightning.pytorch.trainer.call._call_setup_hook, True, True),
+        ("pre_setup", lightning.pytorch.trainer.call._call_setup_hook, False, False),
+        ("post_setup", lightning.pytorch.trainer.call._call_setup_hook, True, False),
     ],
 )
 def test_after_training_workers_wait_for_what_the_main_worker_writes(
-    name: str, made_by: Callable[..., object], is_waited_for: bool
+    name: str, made_by: Callable[..., object], prepares: bool, is_waited_for: bool
 ) -> None:
     from paceline.lightning import PacelineStrategy
+
+    class Preparing(lightning.LightningDataModule):
+        def prepare_data(self) -> None: ...
 
     blocks = list[str]()
 
@@ -164,8 +169,11 @@ def test_after_training_workers_wait_for_what_the_main_worker_writes(
 
     strategy: Any = SimpleNamespace(
         _is_over=True, _has_prepared=True, _can_sum=False, world_size=2,
-        pace=SimpleNamespace(once=once),
+        pace=SimpleNamespace(once=once), lightning_module=lightning.LightningModule(),
     )  # fmt: skip
+    trainer = SimpleNamespace(datamodule=Preparing() if prepares else None)
+    strategy.lightning_module._trainer = trainer
+    strategy._prepares_data = partial(PacelineStrategy._prepares_data, strategy)
     assert f'barrier("{name}")' in inspect.getsource(made_by), "Lightning calls it otherwise now"
     PacelineStrategy.barrier(strategy, name)
     assert blocks == [name] * is_waited_for

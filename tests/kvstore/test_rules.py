@@ -271,6 +271,17 @@ def test_functions_of_one_name_are_the_same_updater_only_if_they_do_the_same(
         other.push("w", torch.ones(3))
 
 
+def test_an_updater_may_use_a_variable_that_is_set_later(store: KVStore) -> None:
+    def update(key: str, pushed: Tensor, stored: Tensor) -> None:
+        stored.add_(pushed, alpha=rate)
+
+    store.set_updater(update)
+    rate = 0.5
+    store.init("w", torch.zeros(3))
+    store.push("w", torch.ones(3))
+    assert store.pull("w").tolist() == [rate] * 3
+
+
 def test_function_that_makes_an_optimizer_is_compared_by_what_it_does(store: KVStore) -> None:
     def sgd(lr: float) -> Callable[..., Optimizer]:
         return lambda parameters: torch.optim.SGD(parameters, lr=lr)

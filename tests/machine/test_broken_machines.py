@@ -397,6 +397,10 @@ WITHOUT = {
     "Google's network card": pci("0000:00:05.0", "0x1ae0", "0x0042", "0x020000", "gve"),
     "the sound of an NVIDIA card": pci("0000:07:00.1", "0x10de", "0x228b", "0x040300"),
     "an IPU": pci("0000:31:00.0", "0x1d95", "0x0003", "0x120000"),
+    "a laptop's NPU": {
+        "/dev/accel/accel0": "",
+        **pci("0000:00:0b.0", "0x8086", "0x7d1d", "0x120000", "intel_vpu"),
+    },
 }
 
 

@@ -100,6 +100,11 @@ def test_arm_vector_width_is_read(tmp_path: Path) -> None:
     assert (cpu.vector_bits, cpu.matrices, cpu.cores) == (256, ("bf16", "i8mm"), None)
 
 
+def test_cores_are_those_that_the_control_group_allows(tmp_path: Path) -> None:
+    files = {"/sys/fs/cgroup/cpu.max": "100000 100000"}
+    assert read_processor(Recorded(tmp_path, files=files, outputs={})).usable_cores == 1
+
+
 def test_unknown_values_are_none(tmp_path: Path) -> None:
     source = Recorded(tmp_path, files={}, outputs={})
     machine = read_inventory(source)

@@ -5,6 +5,7 @@ import io
 import re
 import runpy
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -341,6 +342,25 @@ def test_sum_divided_later_by_its_samples_counts_as_a_mean() -> None:
                 lines = f"n = len(data)\n        loss = {summed}\n        {divided}\n"
                 notes = notes_of_sums(text.replace(line, f"        {lines}"))
                 assert bool(notes) is is_noted
+
+
+def test_asked_sum_divided_by_accumulated_steps_is_noted() -> None:
+    text = (HERE / "plain" / "functions.py").read_text()
+    line = "        loss = F.nll_loss(output, target)\n"
+    lines = (
+        'accum = args.steps\n        loss = F.nll_loss(output, target, reduction="sum") / accum\n'
+    )
+    assert notes_of_sums(text.replace(line, f"        {lines}"))
+
+
+def test_loss_of_many_lines_is_followed_once() -> None:
+    """Each line may be the one before which any other was computed."""
+    text = (HERE / "plain" / "functions.py").read_text()
+    line = "        loss = F.nll_loss(output, target)\n"
+    lines = "".join(f"        loss = loss + {number} * output.mean()\n" for number in range(12))
+    start_s = time.monotonic()
+    notes_of_sums(text.replace(line, f"{line}{lines}        loss = loss / args.steps\n"))
+    assert time.monotonic() - start_s < 30.0
 
 
 def test_sum_over_a_drawn_batch_is_not_noted() -> None:

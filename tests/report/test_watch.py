@@ -65,6 +65,12 @@ def grow(run_dir: Path, folder: Path, num_bytes: int) -> Iterator[None]:
     yield
 
 
+def add_lines(folder: Path, until: bytes) -> None:
+    """Write a trace up to here, of which there may be a part."""
+    with open(folder / "trace.jsonl", "ab") as file:
+        file.write(until[file.tell() :])
+
+
 def test_a_run_is_followed_to_its_end_line_by_line(run_dir: Path, held: Path) -> None:
     pieces, seen = grow(run_dir, held, 97), Seen()
     assert watch(held, seen, lambda: next(pieces))
@@ -213,6 +219,20 @@ def test_a_search_is_refused_with_the_trials_to_watch(held: Path) -> None:
     (held / "trials.json").write_text('{"trials": []}')
     with pytest.raises(ConfigError, match="holds the trials of a script, each a run of its own"):
         watch(held, Seen(), lambda: None)
+
+
+def test_a_trial_is_followed_while_its_search_is_at_work(run_dir: Path, held: Path) -> None:
+    """The search alone has a lock, which it keeps for the trials after this one."""
+    (held / "trials.json").write_text('{"trials": []}')
+    trial, seen = held / "lr-1", Seen()
+    trial.mkdir()
+    whole = (run_dir / "trace.jsonl").read_bytes()
+    pieces = iter([whole[:-200], whole, whole])
+    assert watch(trial, seen, lambda: add_lines(trial, next(pieces)))
+    assert seen.told[-1].samples == 60
+    (held / "lock").unlink()
+    (trial / "trace.jsonl").write_bytes(whole[:-200])
+    assert not watch(trial, Seen(), lambda: pytest.fail("no process works on it"))
 
 
 def test_a_lock_of_another_file_is_not_this_runs(held: Path, tmp_path: Path) -> None:

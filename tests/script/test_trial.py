@@ -23,7 +23,7 @@ from meanwhile import meanwhile, stop
 from paceline.checkpoints.resumption import has_checkpoint
 from paceline.config import RunSettings
 from paceline.context import Context
-from paceline.errors import ConfigError, Interrupted, WorkerError
+from paceline.errors import ConfigError, FileError, Interrupted, WorkerError
 from paceline.exchange.solo import SoloExchange
 from paceline.launch import launcher
 from paceline.launch.lives import WRITTEN
@@ -31,8 +31,9 @@ from paceline.program import ScriptProgram
 from paceline.report.live import QuietObserver
 from paceline.report.trials import TrialsSummary
 from paceline.run_dir import TRIALS as TRIALS_FILE
-from paceline.script.trials import RUN_FILES
+from paceline.script.trials import RUN_FILES, check_name, error_like
 from paceline.script.worker import Pace
+from paceline.wire.messages import TrialOver
 from reference import differ
 from runs import nothing_left, run_script
 
@@ -691,3 +692,28 @@ def test_a_trial_leaves_nothing_on_its_model() -> None:
         assert {*vars(optimizer)} > plain["optimizer"]
     assert {*vars(model)} == plain["model"]
     assert {*vars(optimizer)} == plain["optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (FileNotFoundError, FileNotFoundError), (MemoryError, MemoryError), (KeyError, KeyError),
+        (json.JSONDecodeError, json.JSONDecodeError), (FileError, ConfigError),
+        (ExceptionGroup, WorkerError), (WorkerError, WorkerError), (SystemExit, WorkerError),
+    ],
+    ids=lambda kind: kind.__name__,
+)  # fmt: skip
+def test_other_workers_raise_an_error_of_the_same_class(
+    kind: type[BaseException], expected: type[Exception]
+) -> None:
+    over = TrialOver("worker 1 failed", f"{kind.__module__}:{kind.__qualname__}", is_main=False)
+    error = error_like(over, "lr-1")
+    assert type(error) is expected
+    assert "trial 'lr-1' is over in all workers: worker 1 failed" in str(error)
+
+
+def test_names_differ_by_more_than_the_case_of_letters() -> None:
+    """Some file systems have one folder for both."""
+    assert check_name("adam", ["Adamw"]) == "adam"
+    with pytest.raises(ConfigError, match="entered before, be it in other letters' case"):
+        check_name("adam", ["Adam"])

@@ -477,3 +477,14 @@ def another_alarm() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
+def test_a_model_whose_copy_would_compute_with_it_is_refused() -> None:
+    """``model.forward = torch.compile(model.forward)`` holds the original in a closure."""
+    model = network()
+    original = model.forward
+    model.forward = lambda inputs: original(inputs)  # type: ignore[method-assign]  # as users do
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objects = replace(subject(model).objects, model=model, optimizer=optimizer)
+    with pytest.raises(ConfigError, match=r"its own forward\(\) was replaced by a function"):
+        pairs._copy_of(objects)

@@ -209,7 +209,10 @@ def _content(value: object, within: tuple[object, ...] = ()) -> object:
 
 def _held(cell: types.CellType) -> object:
     """What a function's cell holds; None: nothing yet."""
-    return cell.cell_contents if hasattr(cell, "cell_contents") else None
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 class Optimize(Rule):

@@ -216,11 +216,11 @@ class JobFolder:
             settings = replace(settings, resume="auto", run_dir=folder, name=None)
         elif goes_on and (settings.run_dir or settings.name):
             settings = replace(settings, resume="auto")
-        elif is_restarted and not self._rank.goes_on:
+        elif is_restarted and not self._rank.goes_on and settings.resume is None:
             self.unknown_why = (
-                "the job was restarted, and the store that knew its folder is gone: if it had a "
-                "run, this is another one, from the beginning; set PACELINE_RUN_DIR to the folder "
-                "of the run, in which restarts continue"
+                "the job was restarted, and this store knows of no run: if there was one, its "
+                "store is gone, and this run begins again; set PACELINE_RUN_DIR to the folder of "
+                "the run, in which restarts continue"
             )
         origins = {**resolved.origins, **dict.fromkeys(("workers", "engine"), "the launcher")}
         if settings.fault != resolved.settings.fault:

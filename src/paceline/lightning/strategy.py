@@ -21,6 +21,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.optim import Optimizer
@@ -34,8 +35,8 @@ from .loops import FitLoop
 from .starting import Starter, refuse_another_run, refuse_what_is_not_carried
 
 _MEANS = ("mean", "avg")
-_WRITTEN = ("Trainer.save_checkpoint", "pre_setup")
-"""Lightning's barriers after what the main worker alone writes: a checkpoint, prepare_data()."""
+_SAVED, _PREPARED = "Trainer.save_checkpoint", "pre_setup"
+"""Lightning's barriers after what the main worker alone does: a checkpoint, prepare_data()."""
 
 
 class PacelineStrategy(Strategy):
@@ -265,12 +266,19 @@ class PacelineStrategy(Strategy):
 
         After training all wait where a file is saved or data are prepared, and may then read it.
         """
-        is_written = self._is_over and name in _WRITTEN and self.world_size > 1
+        is_written = self._is_over and self.world_size > 1
+        is_written &= name == _SAVED or (name == _PREPARED and self._prepares_data())
         if self._can_sum:
             self.pace.sum(0)
         elif is_written or not self._has_prepared:  # prepare_data() is the main worker's
             with self.pace.once():
                 pass
+
+    def _prepares_data(self) -> bool:
+        """Whether the module or its data module prepares data; if neither does, none waits."""
+        module = self.lightning_module
+        sources = [module, module.trainer.datamodule] if module is not None else []
+        return any(is_overridden("prepare_data", one) for one in sources if one is not None)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Send the main worker's value to all as JSON; inside an epoch each keeps its own.

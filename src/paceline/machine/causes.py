@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from .causes_nvidia import Defect, nvidia_cause
 from .hardware import Maker
-from .inventory import Inventory
+from .inventory import Inventory, is_tpu_node
 
 _ROCM = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/rocm7.2"
 _XPU = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/xpu"
@@ -152,7 +152,7 @@ def _intel(machine: Inventory) -> Defect | None:
 
 def _tpu(machine: Inventory) -> Defect | None:
     torch = machine.torch
-    closed = [node for node, ok in machine.drivers.nodes.items() if "/accel" in node and not ok]
+    closed = [node for node, ok in machine.drivers.nodes.items() if is_tpu_node(node) and not ok]
     if closed:
         return Defect("no permission", f"you may not open {closed[0]}: it belongs to another user, "
                      "or a process uses it", "sudo lsof /dev/accel*")  # fmt: skip

@@ -1,6 +1,7 @@
 """Everything known about a machine as one value, and its JSON. This module must not know causes."""
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -51,7 +52,7 @@ class Inventory:
             return True
         if maker is Maker.NVIDIA and self.drivers.windows == 2 and "/dev/dxg" in nodes:
             return self.drivers.libcuda or self.drivers.smi is not None
-        if maker is Maker.TPU and any("/accel" in node for node in nodes):
+        if maker is Maker.TPU and any(map(is_tpu_node, nodes)):
             return True
         return any(card.maker is maker for card in self.cards)
 
@@ -95,6 +96,11 @@ def _is_translated(source: MachineSource) -> bool:
         return False
     output = source.run("sysctl", "-n", "sysctl.proc_translated")
     return output is not None and output.text.strip() == "1"
+
+
+def is_tpu_node(node: str) -> bool:
+    """Whether this is a TPU's file; those of other accelerators lie in a folder, /dev/accel."""
+    return re.fullmatch(r"/dev/accel\d+", node) is not None
 
 
 def _is_nvidia(node: str) -> bool:

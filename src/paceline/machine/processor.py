@@ -96,7 +96,7 @@ def read_processor(source: MachineSource) -> Processor:
         threads=len(numbers),
         cores=len(places) if is_told else None,
         sockets=len({package for package, _ in places}) if is_told else None,
-        usable_cores=num_cores(source.root / "sys/fs/cgroup"),
+        usable_cores=num_cores(source.root),
         caches=_caches(source, numbers), vector_bits=_vector_bits(source, flags),
         matrices=tuple(instruction for instruction in _MATRICES if instruction in flags),
         nodes=_nodes(source), memory_bytes=_kibibytes(source.text("/proc/meminfo"), "MemTotal"),

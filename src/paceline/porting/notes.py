@@ -11,6 +11,7 @@ This module must not know how a diff is made.
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import libcst as cst
 
@@ -146,8 +147,8 @@ def _summed_losses(training: Stepping) -> Iterator[cst.Call]:
         if isinstance(call.func, cst.Attribute) and call.func.attr.value == "backward"
         for term in _terms_of(flow, call.func.value)
     ]
-    yield from (call for call, is_mean in terms if not is_mean and _is_sum(script, call))
-    means = {call for call, is_mean in terms if is_mean}
+    yield from (term.call for term in terms if not term.is_divided and _is_sum(script, term.call))
+    means = {term.call for term in terms if term.is_of_batch}
     for call in calls:
         origins = [call, *flow.origins(call.func)]
         if call not in means and any(_asks_for_sum(script, origin) for origin in origins):
@@ -169,13 +170,45 @@ def _is_sum(script: SourceTree, call: cst.Call) -> bool:
     return len(call.args) == int(script.meaning(call.func) == "torch.sum")
 
 
-def _terms_of(
-    flow: Flow, value: cst.BaseExpression, depth: int = 0, *, is_mean: bool = False
-) -> Iterator[tuple[cst.Call, bool]]:
-    """Yield the calls that make a loss, or are added to it, and whether they are divided.
+class _Term(NamedTuple):
+    """A call that makes a loss, or is added to it.
 
-    A sum over ``batch_size`` or another constant stays a sum: a worker's part has fewer samples.
+    Attributes:
+        is_divided: by anything but ``batch_size`` or another constant; over these a sum stays a
+            sum: a worker's part has fewer samples.
+        is_of_batch: divided by what is computed from the batch.
     """
+
+    call: cst.Call
+    is_divided: bool
+    is_of_batch: bool
+
+
+def _terms_of(flow: Flow, loss: cst.BaseExpression) -> Iterator[_Term]:
+    """Yield the calls that a loss is made of."""
+    seen = set[tuple[cst.BaseExpression, bool, bool]]()
+    waiting = [(loss, False, False, 0)]
+    while waiting:
+        value, is_divided, is_of_batch, depth = waiting.pop()
+        origins, divisors = flow.origins(value), _divisors_of(flow, value)
+        is_divided = is_divided or not all(_is_constant(flow, divisor) for divisor in divisors)
+        is_of_batch = is_of_batch or any(_is_of_batch(flow, divisor) for divisor in divisors)
+        for origin in dict.fromkeys(origins) if depth <= _DEPTH else ():
+            if (origin, is_divided, is_of_batch) in seen:
+                continue
+            seen.add((origin, is_divided, is_of_batch))
+            sides = []
+            if isinstance(origin, cst.UnaryOperation):
+                sides = [origin.expression]
+            elif isinstance(origin, cst.BinaryOperation):
+                sides = [origin.left] if _is_quotient(origin) else [origin.left, origin.right]
+            elif isinstance(origin, cst.Call):
+                yield _Term(origin, is_divided, is_of_batch)
+            waiting += [(side, is_divided, is_of_batch, depth + 1) for side in reversed(sides)]
+
+
+def _divisors_of(flow: Flow, value: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return what a value is divided by, where it is computed or later, in place."""
     script, origins = flow.script, flow.origins(value)
     divisors = [
         part.value
@@ -184,28 +217,23 @@ def _terms_of(
         and isinstance(part.operator, cst.DivideAssign)
         and script.code(part.target) == script.code(value)
     ]
-    divisors += [origin.right for origin in origins if _is_quotient(origin)]  # type: ignore[attr-defined]  # a quotient
-    is_mean = is_mean or not all(_is_constant(flow, divisor) for divisor in divisors)
-    for origin in dict.fromkeys(origins) if depth <= _DEPTH else ():
-        sides = []
-        if isinstance(origin, cst.UnaryOperation):
-            sides = [origin.expression]
-        elif isinstance(origin, cst.BinaryOperation):
-            sides = [origin.left] if _is_quotient(origin) else [origin.left, origin.right]
-        elif isinstance(origin, cst.Call):
-            yield origin, is_mean
-        for side in sides:
-            yield from _terms_of(flow, side, depth + 1, is_mean=is_mean)
+    return divisors + [origin.right for origin in origins if _is_quotient(origin)]  # type: ignore[attr-defined]  # a quotient
 
 
 def _is_quotient(value: cst.BaseExpression) -> bool:
     return isinstance(value, cst.BinaryOperation) and isinstance(value.operator, cst.Divide)
 
 
+def _is_of_batch(flow: Flow, divisor: cst.BaseExpression) -> bool:
+    """Whether a divisor is computed from the samples that a worker has."""
+    parts = (divisor, *flow.origins(divisor))
+    return any(_OF_BATCH.search(flow.script.code(part)) for part in parts)
+
+
 def _is_constant(flow: Flow, divisor: cst.BaseExpression) -> bool:
     """Whether a divisor is a number, an option, or what is passed on as ``batch_size``."""
     script, origins = flow.script, flow.origins(divisor)
-    if any(_OF_BATCH.search(script.code(part)) for part in (divisor, *origins)):
+    if _is_of_batch(flow, divisor):
         return False
     is_number = bool(origins) and all(isinstance(origin, cst.BaseNumber) for origin in origins)
     if is_number or _is_option(script, divisor):

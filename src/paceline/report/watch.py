@@ -153,7 +153,8 @@ def watch(folder: Path, observer: Observer, pause: Callable[[], None]) -> bool:
     run, reported = WatchedRun(), set[str]()
     with _opened(folder, pause) as trace:
         while True:
-            is_over = not is_at_work(folder)  # checked first, so that the last lines are read
+            # Checked first, so that the last lines are read.
+            is_over = not (is_at_work(folder) or (not run.has_ended and _is_searched(folder)))
             for record in trace.new():
                 if isinstance(record, Header):  # also if a resume rewrote the trace
                     run = WatchedRun()
@@ -170,6 +171,11 @@ def watch(folder: Path, observer: Observer, pause: Callable[[], None]) -> bool:
             pause()
 
 
+def _is_searched(folder: Path) -> bool:
+    """Whether this is a trial's folder, and a process works on its search, which has the lock."""
+    return has_trials(folder.parent) and is_at_work(folder.parent)
+
+
 def _refuse_search(folder: Path) -> None:
     """Raise ConfigError if the folder holds trials, each with its own trace."""
     if has_trials(folder):
@@ -182,7 +188,7 @@ def _refuse_search(folder: Path) -> None:
 def _opened(folder: Path, pause: Callable[[], None]) -> FollowedTrace:
     """Open the trace; wait for it while a run is starting."""
     path = folder / FILE_NAME
-    while not path.is_file() and is_at_work(folder):
+    while not path.is_file() and (is_at_work(folder) or _is_searched(folder)):
         pause()
     try:
         return FollowedTrace(path)

@@ -14,12 +14,13 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..context import Context
-from ..errors import ConfigError, PacelineError, WorkerError
+from ..errors import ConfigError, FileError, PacelineError, WorkerError
 from ..exchange.base import Exchange, Stopped
 from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
@@ -53,10 +54,10 @@ def check_name(name: object, earlier: Sequence[str]) -> str:
             f"pace.trial({name!r}): the run itself writes {name.lower()} into its folder; "
             "give the trial another name, or none: pace.trial()"
         )
-    if name in earlier:
+    if name.lower() in {other.lower() for other in earlier}:
         raise ConfigError(
-            f"pace.trial({name!r}) was entered before; give each trial a name of its own, or "
-            "none: pace.trial()"
+            f"pace.trial({name!r}) was entered before, be it in other letters' case; give each "
+            "trial a name of its own, or none: pace.trial()"
         )
     return name
 
@@ -127,13 +128,18 @@ def _failure_text(error: Exception, seat: int) -> str:
 def error_like(over: TrialOver, name: str) -> Exception:
     """The exception that ends a trial here after another worker failed in it.
 
-    Its class is the other worker's, if it is known here.
+    Its class is the other worker's, if it is known here and can be made from a text.
     """
     module, _, path = over.kind.partition(":")
     kind: Any = sys.modules.get(module)
     for part in path.split("."):
         kind = getattr(kind, part, None)
-    is_known = isinstance(kind, type) and issubclass(kind, Exception)
-    error: Exception = Exception.__new__(kind if is_known else WorkerError)
+    if kind is FileError:  # it names a file, and the text already does
+        kind = ConfigError
+    error: Exception = WorkerError()
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        own: Any = next(one for one in kind.__mro__ if one.__module__ == "builtins")
+        with suppress(TypeError):  # a group of exceptions is made from these
+            error = own.__new__(kind)
     error.args = (f"trial {name!r} is over in all workers: {over.text}",)
     return error

@@ -19,11 +19,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
+from types import FunctionType
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..replica.seeding import seed_all
 from ..speed import Speed
 from ..store.optimizer_copy import REPLACED
@@ -160,7 +162,19 @@ class Arm:
 
 
 def _copy_of(objects: Objects) -> Objects:
-    """Copies of model and optimizer, the latter with the attributes that torch does not copy."""
+    """Copies of model and optimizer, the latter with the attributes that torch does not copy.
+
+    Raises:
+        ConfigError: a copy would still compute with the original.
+    """
+    for name, module in objects.model.named_modules():
+        forward = vars(module).get("forward")
+        if isinstance(forward, FunctionType) and not hasattr(module, "_orig_mod"):
+            raise ConfigError(
+                f"--fast auto trains copies of the model, but {name or 'its own'} forward() was "
+                "replaced by a function, which a copy shares with it: use model.compile(), or a "
+                "method of the class, or leave --fast out"
+            )
     memo: dict[int, Any] = {}
     model, optimizer = copy.deepcopy((objects.model, objects.optimizer), memo)
     for name, value in vars(objects.optimizer).items():

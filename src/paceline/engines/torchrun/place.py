@@ -98,12 +98,12 @@ class MeetingPlace:
         try:
             if rank.rank == 0:
                 self._root.set(_SIZE, str(rank.size))
-            if (size := int(self._root.get(_SIZE))) != rank.size:
+            if self._root.check([_SIZE]) and (size := int(self._root.get(_SIZE))) != rank.size:
                 why = f"one of {size} workers, and this one has {rank.size}"
             elif self._root.add(f"{_TAKEN}/{rank.rank}", 1) > 1:
                 why = f"one that has a worker {rank.rank}"
-        except RuntimeError:
-            why = f"whose worker 0 has not answered within {_REACH_S:.0f} s"
+        except RuntimeError as error:
+            raise _gone(error) from None
         if why:
             raise LinkError(
                 f"worker {rank.rank} found another job at {rank.place}, {why}: set MASTER_PORT to "
