@@ -5,16 +5,15 @@
 Two workers of one thread each, full-sync, eager, fp32. Against them, in turn, block by block:
 
     again   Paceline once more: how far equal figures differ on this machine
-    DDP     two processes over gloo that keep freed memory, too, with the best of twelve settings,
-            found before
+    DDP     two processes over gloo, with the best of twelve settings, found before
     one     one process with two threads
     bound   two processes, each with its half of every batch, without exchange, in plain PyTorch
     read    two processes, each adds the other's fresh gradient to a sum once
 
-An exchange has to read the other's gradient at least once, so bound + read is the lower limit of an
-exchange alone. Paceline may be below it for other reasons: its worker steps its share of the
-parameters, a bound process all of them, and it keeps the memory that a step frees
-(`--keep-memory`). The gain of each of the two is not measured here. Writes results/limit.md.
+Paceline's workers keep the memory that a step frees (`--keep-memory`); so do, here, the processes
+of DDP and of the bound. An exchange has to read the other's gradient at least once, so bound + read
+is the lower limit of an exchange alone. Paceline may be below it since its worker steps its share
+of the parameters, a bound process all of them. Writes results/limit.md.
 """
 
 import argparse

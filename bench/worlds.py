@@ -409,7 +409,7 @@ class World:
         environment = dict(os.environ)
         if role in SIDE_BY_SIDE:
             environment["OMP_NUM_THREADS"] = "1"
-        if role == "ddp":
+        if role in SIDE_BY_SIDE:
             environment |= KEEP_MEMORY
         affinity = os.sched_getaffinity(0)
         os.sched_setaffinity(0, cores or affinity)  # for the launcher, too
