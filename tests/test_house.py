@@ -14,7 +14,7 @@ from test_layers import FILES, ROOT, module_of, tree_of
 
 TESTS = Path(__file__).parent
 MOST_LINES, MOST_FUNCTION_LINES, MOST_LINES_OF_NINE_IN_TEN = 300, 40, 20
-MOST_FILES, MOST_FILES_OF_A_FOLDER, MOST_FILES_ON_TOP = 637, 24, 16
+MOST_FILES, MOST_FILES_OF_A_FOLDER, MOST_FILES_ON_TOP = 642, 24, 16
 """Of all files, 166 are the doctor's: one for each of its rules, and one for each group. The entry
 point of scripts is three: ``worker``, ``participant`` and ``trials``."""
 

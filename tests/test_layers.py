@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("launch", "replay", "exports"),
     ("predict", "porting", "lightning", "verification"),
     ("bench", "doctor"),
-    ("probe",),
+    ("probe", "d2l"),
     ("cli", "__init__", "__main__"),
 )
 """From the bottom up; the first part of a module's name decides. There is no cycle of folders."""

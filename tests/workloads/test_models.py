@@ -7,7 +7,7 @@ from torch import nn
 from paceline.data.fetch import Choice
 from paceline.errors import ConfigError
 from paceline.workloads import images, load_task, resnets, transformer
-from paceline.workloads.resnets import Residual
+from paceline.workloads.resnets import BasicBlock
 
 
 def on_fashion(name: str) -> Choice:
@@ -131,7 +131,7 @@ def test_resnet18_keeps_resolution_in_stage_one_and_halves_thrice() -> None:
     sides: list[int] = []
     model = resnets.build_resnet18().eval()
     for layer in model.modules():
-        if isinstance(layer, Residual):
+        if isinstance(layer, BasicBlock):
             layer.register_forward_hook(lambda _, __, output: sides.append(output.shape[-1]))
     with torch.no_grad():
         model(torch.zeros(1, 1, 28, 28))
@@ -140,7 +140,7 @@ def test_resnet18_keeps_resolution_in_stage_one_and_halves_thrice() -> None:
 
 
 def test_zero_residual_block_passes_the_relu_of_its_input() -> None:
-    block = Residual(3, 3, 1).eval()
+    block = BasicBlock(3, 3, 1).eval()
     for parameter in block.branch.parameters():
         nn.init.zeros_(parameter)
     inputs = torch.randn(2, 3, 5, 5)

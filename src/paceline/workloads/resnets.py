@@ -21,7 +21,7 @@ _DEPTHS = (3, 4, 6, 3)
 _EXPANSION = 4
 
 
-class Residual(nn.Module):
+class BasicBlock(nn.Module):
     """Two 3x3 convolutions and the input added to their output.
 
     Where the shape changes, the input goes through a 1x1 convolution (with a bias and without
@@ -61,7 +61,7 @@ def build_resnet18(
     for num_out in (64, 128, 256, 512):
         stride = 1 if num_out == num_in else 2
         layers.append(
-            nn.Sequential(Residual(num_in, num_out, stride), Residual(num_out, num_out, 1))
+            nn.Sequential(BasicBlock(num_in, num_out, stride), BasicBlock(num_out, num_out, 1))
         )
         num_in = num_out
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, num_classes)]
