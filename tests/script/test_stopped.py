@@ -72,10 +72,31 @@ def test_a_trial_that_fails_in_all_workers_ends_for_all(say: Say, tmp_path: Path
     assert "the script goes on" in output
 
 
+@pytest.mark.parametrize("protocol", ["full-sync", "k-sync:1"])
+@pytest.mark.parametrize("who", ["True", "pace.is_main"])
+def test_a_stop_behind_a_loop_that_was_left_saves_the_end(
+    say: Say, tmp_path: Path, protocol: str, who: str
+) -> None:
+    text = SCRIPT.replace("if pace.worker == 1", "if False").replace("ENDS", "pass")
+    text = (
+        text.replace("FAILS", "pass")
+        .replace("TRAINS", "train()")
+        .replace(
+            '    pace.print("behind',
+            f'        break\n    if {who}: pace.stop()\n    pace.print("behind',
+        )
+    )
+    code, output = launch(say, tmp_path, text, f"--protocol {protocol}")
+    assert code == 0, output
+    assert "the script asked for it" in output
+    assert (tmp_path / "run" / "checkpoints" / "latest").exists()
+
+
 def launch(say: Say, tmp_path: Path, text: str, flags: str) -> tuple[int, str]:
     script = tmp_path / "asks.py"
     script.write_text(text)
-    words = f"--workers 2 --device cpu --threads 1 --protocol async --run-dir run {flags}"
+    words = "--workers 2 --device cpu --threads 1 --run-dir run "
+    words += flags if "--protocol" in flags else f"--protocol async {flags}"
     with nothing_left():
         code, out, err = say(f"launch {words} {script}")
     assert "Traceback" not in out + err

@@ -467,10 +467,14 @@ class StoreExchange(Exchange):
             self._control[ALARM] = 1  # no round follows, however late the coordinator reads this
 
     def leave_epochs(self) -> None:
-        if self._owes_stop and not self._mail.has_stopped:
-            self._mail.answer(messages.Stop)
+        self.settle_stop()
         if self.is_stopped:
             self._turns.come_to(THE_END)
+
+    def settle_stop(self) -> None:
+        """Wait for the stop that this member asked for between epochs: the end is copied first."""
+        if self._owes_stop and not (self.is_over or self._mail.has_stopped):
+            self._mail.answer(messages.Stop)
 
     @property
     def is_main(self) -> bool:

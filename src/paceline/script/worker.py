@@ -672,6 +672,7 @@ class Pace(Participant):
             self._say_what_did_nothing()
             self._exchange.rest(self._passes.next)
         if (member := self._exchange.shared) is not None:
+            member.settle_stop()
             member.come_to_end(End.OVER)
 
     def _each_epoch(self, values: Sequence[int]) -> Iterator[int]:
