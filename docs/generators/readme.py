@@ -57,7 +57,8 @@ def worth() -> str:
         "goodput": (f"{faults} kills and stops in {minutes} minutes, eight workers",
                     f"under k-sync:6 {goodput['k-sync:6']} of the updates remain, under full-sync "
                     f"{goodput['full-sync']}; each sample once"),
-        "checkpoints": (f"{killed['runs killed']} runs killed while they save, and resumed",
+        "checkpoints": (f"{killed['runs killed']} runs killed while they save, and started again",
+                        f"{killed['resumed from a checkpoint']} resumed from a checkpoint, "
                         f"{killed['went on to their end']} finished, {killed['samples lost']} "
                         f"samples lost, {killed['other weights']} ended with other weights"),
         "likely": ("the time of a run, predicted as a range from a short profile",
