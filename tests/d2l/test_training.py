@@ -62,6 +62,13 @@ def test_sgd_steps_by_the_mean_and_clears_the_gradient() -> None:
     assert param.grad.tolist() == [0.0, 0.0]
 
 
+def test_copies_that_were_not_detached_are_refused() -> None:
+    copy_of_it = torch.ones(2, requires_grad=True).clone()
+    copy_of_it.sum().backward()
+    with pytest.raises(ConfigError, match=r"p.detach\(\).clone"):
+        sgd([copy_of_it], 0.1, 1)
+
+
 def all_reduce(values: list[Tensor]) -> None:
     total = torch.stack(values).sum(dim=0)
     for value in values:

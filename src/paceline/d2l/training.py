@@ -56,12 +56,22 @@ def _collate_scaled(samples: Any, side_px: int) -> tuple[Tensor, Tensor]:
 
 
 def sgd(params: Iterable[Tensor], lr: float, batch_size: int) -> None:
-    """Step each parameter by its gradient, a sum over ``batch_size`` samples, and clear that."""
+    """Step each parameter by its gradient, a sum over ``batch_size`` samples, and clear that.
+
+    Raises:
+        ConfigError: no parameter has a gradient, as copies of parameters that were not detached.
+    """
+    trained = [param for param in params if param.is_leaf and param.grad is not None]
+    if not trained:
+        raise ConfigError(
+            "no parameter has a gradient, so nothing would be trained; copies of parameters need "
+            "p.detach().clone().requires_grad_(), and backward() comes before"
+        )
     with torch.no_grad():
-        for param in params:
-            if param.grad is not None:
-                param -= lr * param.grad / batch_size
-                param.grad.zero_()
+        for param in trained:
+            assert param.grad is not None
+            param -= lr * param.grad / batch_size
+            param.grad.zero_()
 
 
 def accuracy(y_hat: Tensor, y: Tensor) -> float:
@@ -131,9 +141,10 @@ def train(
     """Train ``net`` on Fashion-MNIST with plain SGD over ``num_gpus`` workers.
 
     The chapter's function of this name uses ``nn.DataParallel``; this one trains with a process for
-    each worker, which has its own GPU if there are enough, and shares the CPU otherwise. The
-    gradient is the mean over ``batch_size`` samples either way. Afterwards ``net`` has the trained
-    parameters.
+    each worker; workers share the GPUs if there are fewer, and the CPU if there are none. The
+    gradient is the mean over ``batch_size`` samples either way. It starts from the parameters of
+    ``net``, which the chapter draws anew in each call (``net.apply(init_weights)``), and leaves the
+    trained ones there.
 
     Args:
         num_gpus: number of workers, >= 1.

@@ -467,13 +467,18 @@ class StoreExchange(Exchange):
             self._control[ALARM] = 1  # no round follows, however late the coordinator reads this
 
     def leave_epochs(self) -> None:
-        self.settle_stop()
+        if self._owes_stop and not self._mail.has_stopped:
+            self._mail.answer(messages.Stop)
         if self.is_stopped:
             self._turns.come_to(THE_END)
 
     def settle_stop(self) -> None:
-        """Wait for the stop that this member asked for between epochs: the end is copied first."""
-        if self._owes_stop and not (self.is_over or self._mail.has_stopped):
+        """Wait, at the script's end, for the stop that it asked for: the end is copied first.
+
+        Ranks do not wait: rank 0 copies for all, and its script may be over.
+        """
+        is_owed = self._owes_stop and not (self.is_over or self._mail.has_stopped)
+        if is_owed and self._carrier.is_shared:
             self._mail.answer(messages.Stop)
 
     @property
