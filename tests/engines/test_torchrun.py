@@ -555,3 +555,39 @@ def test_errors_for_lack_of_batches_are_no_failure_after_a_stop(
     ended = run_ranks(tmp_path, 2, PACELINE_UPDATES="4", MODE="needs batches")
     assert ended.code == 0, ended.said
     assert "so its loader had no more batches" in ended.said
+
+
+STOPPED_BEHIND = """\
+import time, torch
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+pace = paceline.connect()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.ones(40, 2)), batch_size=8)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for epoch in pace.epochs(3):
+    for (x,) in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    ASKS
+    break
+LATER
+"""
+ASK = "if pace.worker == 1: time.sleep(1); pace.stop()"
+ASK_AT_ONCE = "if pace.worker == 1: pace.stop()\nelse: time.sleep(1)"
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(("asks", "later"), [(ASK, ""), ("pass", ASK), ("pass", ASK_AT_ONCE)])
+def test_end_that_rank_0_is_not_there_to_copy_is_in_no_checkpoint(
+    tmp_path: Path, asks: str, later: str
+) -> None:
+    """Checkpoints are written from rank 0's memory: what another rank pins is not seen there."""
+    script = STOPPED_BEHIND.replace("ASKS", asks).replace("LATER", later)
+    ended = run_by_mpirun(tmp_path, 2, script)
+    assert_one_cause(ended, "the end of the run could not be written")
+    assert not list((tmp_path / "run").glob("checkpoints/[0-9]*"))

@@ -148,7 +148,7 @@ class Animator:
         if not self._legend and len(self.Y) == 1:
             names = [y_label or "y"]
         curves = tuple(
-            Curve(name=name, points=tuple(map(_point, xs, ys)))
+            Curve(name=name, points=tuple(Point(t=x, value=y) for x, y in zip(xs, ys, strict=True)))
             for name, xs, ys in zip(names, self.X, self.Y, strict=False)
         )
         diagram = Diagram(label=y_label, curves=curves, x_label=x_label, stop=self._stop)
@@ -166,7 +166,3 @@ class Animator:
             self._shown = display(self, display_id=True)
         else:
             self._shown.update(self)
-
-
-def _point(x: float, y: float) -> Point:
-    return Point(t=x, value=y)

@@ -1,7 +1,8 @@
 """Fashion-MNIST in loaders, a step by hand, the accuracy, and training over several workers."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -100,15 +101,23 @@ def evaluate_accuracy_gpu(
     Raises:
         ConfigError: there are no samples.
     """
-    modes: dict[nn.Module, bool] = {}
-    if isinstance(net, nn.Module):
-        modes = {module: module.training for module in net.modules()}
-        first = next(net.parameters(), None)
-        device = first.device if device is None and first is not None else device
-        net.eval()
-    try:
+    if not isinstance(net, nn.Module):
         with torch.no_grad():
             return _share_right(net, data_iter, device)
+    first = next(net.parameters(), None)
+    device = first.device if device is None and first is not None else device
+    with _evaluating(net):
+        return _share_right(net, data_iter, device)
+
+
+@contextmanager
+def _evaluating(net: nn.Module) -> Iterator[None]:
+    """In evaluation mode and without gradients; then each layer has its own mode again."""
+    modes = {module: module.training for module in net.modules()}
+    net.eval()
+    try:
+        with torch.no_grad():
+            yield
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -157,7 +166,8 @@ def train(
     """
     fetch(_DATA)
     if any(isinstance(param, nn.UninitializedParameter) for param in net.parameters()):
-        _materialise(net, load(_DATA).train[0][0])
+        with _evaluating(net):  # gives lazy layers their shapes
+            net(load(_DATA).train[0][0].unsqueeze(0))
     task = Task(
         name=type(net).__name__.lower(),
         model=partial(copy.deepcopy, net),
@@ -173,11 +183,3 @@ def train(
         raise ConfigError("dry_run trains nothing; use paceline.train for it")
     net.load_state_dict(load_tensors(Path(summary.run_dir) / "model.safetensors"))
     return summary
-
-
-def _materialise(net: nn.Module, sample: Tensor) -> None:
-    """Give lazy layers their shapes, by a sample and without training anything."""
-    is_training = net.training
-    with torch.no_grad():
-        net.eval()(sample.unsqueeze(0))
-    net.train(is_training)

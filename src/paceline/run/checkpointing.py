@@ -315,6 +315,10 @@ class Checkpointing:
         place = (run.coordinator.version, run.script_epoch)
         if not self.is_on or not live or place == self._last_place:
             return
+        if not (run.engine.traits.has_store or run.roster[live[0]].seat == 0):
+            if is_last:  # it is written from rank 0's memory, and another's is not seen there
+                self._lose("the script of rank 0, which was to copy it, is over")
+            return
         self._queue.finish()  # it reads the pinned bytes, which the next one will overwrite
         self._draft = self._begin_last() if is_last else self._begin(run.now_s())
         if self._draft is not None:
