@@ -183,7 +183,7 @@ def test_peer_that_does_not_serve_gives_only_the_round_trip(kernels: Kernels) ->
 def test_peer_that_sends_nothing_is_given_up(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages, "_SILENT_S", 0.1)
+    monkeypatch.setattr(messages, "_BUSY_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         figures = keys(peer_figures(kernels, f"127.0.0.1:{port}"))
@@ -196,7 +196,7 @@ def test_peer_that_sends_nothing_is_given_up(
 def test_asker_that_sends_nothing_does_not_keep_out_others(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages, "_SILENT_S", 1.0)
+    monkeypatch.setattr(messages, "_SILENT_S", 0.2)
     port = served(kernels)
     with socket.create_connection(("127.0.0.1", port)):
         figures = keys(peer_figures(kernels, f"127.0.0.1:{port}"))

@@ -30,8 +30,11 @@ _BUFFER_BYTES = 4 << 20
 _SENT_BYTES = 16 << 20
 _REPEATS = 7
 _CONNECT_S = 5.0
-_SILENT_S = 60.0
-"""How long an end waits for the other: it may be answering others first."""
+_BUSY_S = 60.0
+"""How long an asker waits for the machine that it asks: it may be answering others first."""
+_SILENT_S = 10.0
+"""How long what answers waits for an asker: far less, so that a silent one does not use up the
+patience of those behind it."""
 _CALLS = 20_000
 
 
@@ -93,7 +96,7 @@ def peer_figures(kernels: Kernels | None, peer: str) -> Iterator[Figure]:
             times = kernels.ping(end.fileno(), _SENT_BYTES, repeats=_REPEATS)
         if not times.word_s:
             why_not = (
-                f"it closed the connection or sent nothing for {_SILENT_S:g} s; end what listens "
+                f"it closed the connection or sent nothing for {_BUSY_S:g} s; end what listens "
                 f"on its port {port}, and run there: paceline probe --serve {port}"
             )
     yield _way("peer_latency_s", f"{host}, a byte", times, "TCP, one way", why_not)
@@ -169,7 +172,7 @@ def _pinned_to(core: int | None) -> Iterator[None]:
 def _serve_one(kernels: Kernels, server: socket.socket, core: int | None = None) -> None:
     end, _ = server.accept()
     with end, _pinned_to(core):
-        _prepare(end)
+        _prepare(end, _SILENT_S)
         kernels.answer(end.fileno())
 
 
@@ -177,13 +180,13 @@ def _serve_one(kernels: Kernels, server: socket.socket, core: int | None = None)
 def _connected(address: tuple[object, ...]) -> Iterator[socket.socket]:
     """Connect; the socket gets what the kernels need."""
     with socket.create_connection(address[:2], timeout=_CONNECT_S) as end:  # type: ignore[arg-type]  # a host and a port, as getsockname gives them
-        _prepare(end)
+        _prepare(end, _BUSY_S)
         yield end
 
 
-def _prepare(end: socket.socket) -> None:
-    """Let calls of the kernels wait for the other end, but not for ever."""
-    limit = struct.pack("ll", *divmod(round(_SILENT_S * 1e6), 1_000_000))
+def _prepare(end: socket.socket, silent_s: float) -> None:
+    """Let calls of the kernels wait for the other end, but no longer than this."""
+    limit = struct.pack("ll", *divmod(round(silent_s * 1e6), 1_000_000))
     end.settimeout(None)  # Python's own would make the calls return at once
     end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
