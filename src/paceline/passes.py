@@ -237,6 +237,11 @@ class Passes:
                 loop=self._loop, first=self._first, value=value, ahead=0
             )
 
+    def end(self) -> None:
+        """The script is over: what it did for its last value is done, if it made a pass for it."""
+        if self.place.position >= 0 and self.next > self.place.began and not self._goes_on:
+            self.arrive(self.place.position + 1)
+
     @property
     def num_trained(self) -> int:
         """Passes so far, without those that did nothing with their batches."""

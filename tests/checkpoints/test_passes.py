@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from meanwhile import stopped_at
+from paceline.checkpoints.resumption import read
 from paceline.report.summary import summarize
 from runs import Run
 
@@ -132,6 +133,40 @@ for epoch in pace.epochs(range(start, 6)):
         os.replace("done.new", "done")
 """
 """It goes on by a checkpoint of its own, too: six updates an epoch."""
+
+LEFT = """
+import sys, torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+
+last = int(sys.argv[1])
+pace = paceline.connect()
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(48, 2)), batch_size=8)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+for epoch in pace.epochs(6):
+    if BEFORE:
+        break
+    for (x,) in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            model(x).pow(2).mean().backward()
+            optimizer.step()
+    scheduler.step()
+    if BEHIND:
+        break
+with open(f"ends-{pace.worker}", "a") as file:
+    print(pace.version, float(model.weight.detach().sum()), file=file)
+"""
+"""Six updates an epoch."""
+
+
+def left(*, before: str = "False", behind: str = "epoch == last") -> str:
+    """`LEFT`, with the conditions of its two breaks."""
+    return LEFT.replace("BEFORE", before).replace("BEHIND", behind)
+
 
 OF_ITS_OWN = OF_A_FILE.replace("pace.epochs(range(start, 6))", "range(6)")
 
@@ -343,3 +378,38 @@ def test_a_loop_over_versions_is_resumed(launch: Launch, tmp_path: Path) -> None
         code, output = launch(f"--workers 2 {words}", (cut, 0), script=script)
         assert code == 0, output
     assert_all_was_trained(tmp_path, 1)
+
+
+@pytest.mark.parametrize("path", ["store", "peers"])
+@pytest.mark.parametrize("epochs", ["pace.epochs(6)", "range(6)"])
+def test_the_end_of_a_loop_that_was_left_is_saved(
+    launch: Launch, tmp_path: Path, epochs: str, path: str
+) -> None:
+    script = left().replace("pace.epochs(6)", epochs)
+    code, output = launch(f"--workers 2 --run-dir run --path {path}", (2,), script=script)
+    assert code == 0, output
+    assert read(tmp_path / "run").version == 18
+
+
+@pytest.mark.parametrize("where", ["behind", "before"])
+def test_a_run_whose_loop_was_left_goes_on_with_the_next_value(
+    launch: Launch, tmp_path: Path, where: str
+) -> None:
+    """What the script did for the last value before it left, a scheduler's step, is not redone."""
+    script = left() if where == "behind" else left(before="epoch == last + 1", behind="False")
+    for words, last in (("--run-dir whole", 9), ("--run-dir run", 2), ("--resume run", 9)):
+        code, output = launch(f"--workers 2 {words}", (last,), script=script)
+        assert code == 0, output
+    whole, cut_off, resumed = (tmp_path / "ends-0").read_text().splitlines()
+    assert cut_off.startswith("18 ")
+    assert resumed == whole
+
+
+def test_a_worker_that_leaves_its_loop_alone_is_not_waited_for(
+    launch: Launch, tmp_path: Path
+) -> None:
+    script = left(behind="epoch == last and pace.worker == 1")
+    code, output = launch("--workers 2 --run-dir run --protocol async", (2,), script=script)
+    assert code == 0, output
+    assert "worker 1's script is over, and others train on" in output
+    assert (tmp_path / "ends-0").read_text().split()[0] == str(read(tmp_path / "run").version)

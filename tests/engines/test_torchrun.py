@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from paceline.engines.torchrun import group, place
@@ -582,12 +583,33 @@ ASK_AT_ONCE = "if pace.worker == 1: pace.stop()\nelse: time.sleep(1)"
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize(("asks", "later"), [(ASK, ""), ("pass", ASK), ("pass", ASK_AT_ONCE)])
-def test_end_that_rank_0_is_not_there_to_copy_is_in_no_checkpoint(
+@pytest.mark.parametrize(
+    ("asks", "later"), [("pass", ""), (ASK, ""), ("pass", ASK), ("pass", ASK_AT_ONCE)]
+)
+def test_the_end_behind_a_loop_that_was_left_is_saved(
     tmp_path: Path, asks: str, later: str
 ) -> None:
-    """Checkpoints are written from rank 0's memory: what another rank pins is not seen there."""
+    """Also where only another rank than 0, which writes it, asks for the stop."""
     script = STOPPED_BEHIND.replace("ASKS", asks).replace("LATER", later)
-    ended = run_by_mpirun(tmp_path, 2, script)
+    ended = run_by_mpirun(tmp_path, 2, script + "torch.save(model.state_dict(), 'end.pt')\n")
+    assert ended.code == 0, ended.said
+    [folder] = (tmp_path / "run").glob("checkpoints/[0-9]*")
+    saved, end = load_file(folder / "model.safetensors"), torch.load(tmp_path / "end.pt")
+    assert saved.keys() == end.keys()
+    assert all(torch.equal(saved[name], end[name]) for name in end)
+
+
+def test_ranks_that_count_to_different_ends_are_told(tmp_path: Path) -> None:
+    counts = "range(3 + pace.worker)"
+    script = STOPPED_BEHIND.replace("    ASKS\n    break\nLATER", "")
+    ended = run_by_mpirun(tmp_path, 2, script.replace("pace.epochs(3)", counts))
+    assert_one_cause(ended, "worker 1 begins another epoch and worker 0 has no more")
+
+
+@pytest.mark.timeout(150)
+def test_end_that_rank_0_is_not_there_to_copy_is_in_no_checkpoint(tmp_path: Path) -> None:
+    """Checkpoints are written from rank 0's memory: what another rank pins is not seen there."""
+    before, _, _ = STOPPED_BEHIND.partition("for epoch")
+    ended = run_by_mpirun(tmp_path, 2, before + ASK)
     assert_one_cause(ended, "the end of the run could not be written")
     assert not list((tmp_path / "run").glob("checkpoints/[0-9]*"))

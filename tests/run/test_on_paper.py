@@ -58,6 +58,7 @@ def plans(draw: st.DrawFn, *, is_calm: bool = False) -> Plan:
         calls=tuple(draw(st.lists(st.sampled_from(("count", "sum")), max_size=2))),
         stops_at=draw(st.none() | moment) if not is_calm else None,
         leaves_at=draw(st.none() | moment) if not is_calm else None,
+        breaks_at=draw(st.none() | st.tuples(st.integers(0, epochs - 1), st.integers(1, workers))),
         looks_at=draw(steps),
         extends_at=draw(steps) if is_plain else (),
         gives_back_at=draw(steps),

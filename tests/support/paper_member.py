@@ -90,6 +90,7 @@ class Script(NamedTuple):
         looks_at: steps at which it looks whether the run has been stopped.
         extends_at, gives_back_at: steps at which it asks for one mini-batch more, or skips its own.
         sums: whether it sums in each step: "before" its push or "after" it.
+        breaks_at: (epoch, workers): so many workers, from the first on, end after that epoch.
     """
 
     epochs: int = 1
@@ -100,6 +101,7 @@ class Script(NamedTuple):
     extends_at: tuple[int, ...] = ()
     gives_back_at: tuple[int, ...] = ()
     sums: str = ""
+    breaks_at: tuple[int, int] | None = None
 
 
 class PaperMember:
@@ -178,9 +180,16 @@ class PaperMember:
             if not passes.is_behind(epoch):
                 yield from self._run_epoch(epoch, passes)
             yield from self._make_calls(epoch)
+            if (at := self._script.breaks_at) and epoch >= at[0] and self.seat < at[1]:
+                if not (yield from self._is_stopped()):
+                    yield from self._rest(passes, is_over=True)
+                return
         passes.arrive(self._script.epochs)
+        yield from self._rest(passes)
+
+    def _rest(self, passes: Passes, *, is_over: bool = False) -> Doing[None]:
         yield Turn("rest")
-        self._send(messages.Rested(passes.next, passes.place))
+        self._send(messages.Rested(passes.next, passes.place, is_over=is_over))
         yield from self._answer(messages.Goodbye)
 
     def _run_epoch(self, epoch: int, passes: Passes) -> Doing[None]:

@@ -198,7 +198,8 @@ def judge_end(outcome: Outcome) -> None:
             assert engine.version == outcome.version, "an update that was decided was not made"
         if not (plan.interrupt_at or plan.script.stops_at or plan.updates):
             ended = engine.ended_epochs
-            assert ended == list(range(plan.script.epochs)), f"epochs {ended} ended\n{outcome.said}"
+            num_ended = len(ended) if plan.script.breaks_at else plan.script.epochs
+            assert ended == list(range(num_ended)), f"epochs {ended} ended\n{outcome.said}"
         return
     if isinstance(error, KeyboardInterrupt):
         assert plan.interrupt_at

@@ -320,8 +320,12 @@ class Exchange(abc.ABC):
         """Inject this fault into this member now; a single worker ignores it."""
         return
 
-    def rest(self, epoch: int) -> None:
-        """The script has no more epochs; the next one would be ``epoch``."""
+    def rest(self, epoch: int, *, is_over: bool = False) -> None:
+        """The script has no more epochs; the next one would be ``epoch``.
+
+        Args:
+            is_over: whether all of it is over, so that others may train on without it.
+        """
         return
 
     def ask_to_stop(self) -> None:

@@ -598,15 +598,19 @@ class StoreExchange(Exchange):
     def measured(self, totals: messages.Totals) -> None:
         self._channel.send(messages.EvaluatedAlone(self.version, totals))
 
-    def rest(self, epoch: int) -> None:
-        """The script has no more epochs: wait until the others have none and the end is saved."""
+    def rest(self, epoch: int, *, is_over: bool = False) -> None:
+        """The script has no more epochs: wait until the others have none and the end is saved.
+
+        Args:
+            is_over: whether it left its loop before the last one, as others may not do.
+        """
         self.is_over = True
         self.come_to_end(End.OVER)
         published = 0
         if self._is_published:
             self.unedited.take_published()
             published = self._publish_settled(is_first=False)
-        self._channel.send(messages.Rested(epoch, self.place(), published))
+        self._channel.send(messages.Rested(epoch, self.place(), published, is_over))
         self._mail.answer(messages.Goodbye)
         self._turns.come_to(THE_END if self.is_stopped else 2 * epoch + 1)
 

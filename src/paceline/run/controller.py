@@ -426,10 +426,10 @@ class Controller:
         run = self._run
         live = [entry.number for entry in run.roster.live if not entry.is_done]
         waiting = self._borders.waiting() | self._calls.waiting()
-        if run.ending or self._checkpointing.is_waited_for or not set(live) <= waiting.keys():
+        if self._checkpointing.is_waited_for or not set(live) <= waiting.keys():
             return
         doing = {waiting[number]: run.roster[number].seat for number in sorted(live, reverse=True)}
-        if len(doing) < 2:
+        if len(doing) < 2 or self._borders.part_from_those_over() or run.ending:
             return
         (what, seat), (other_what, other_seat) = sorted(doing.items())[:2]
         finding = f"worker {seat} {what} and worker {other_seat} {other_what}"

@@ -376,7 +376,36 @@ class EpochBorders:
             self._run.dispatch.tell(member, Goodbye())
             return
         self._rested[member] = message
+        self._run.roster[member].is_over |= message.is_over
         self.end_if_all_rested()
+
+    def part_from_those_over(self) -> bool:
+        """All wait, but not for the same thing: let those go whose scripts are over.
+
+        A newcomer alone does not train on: the others' scripts have ended with what there is.
+
+        Returns:
+            Whether the others can go on.
+        """
+        run = self._run
+        over = [number for number, rested in self._rested.items() if rested.is_over]
+        if not (over and run.engine.traits.has_store):
+            return False
+        others = [number for number in run.live if number not in self._rested]
+        are_late = [not run.roster[number].has_joined for number in others]
+        if all(are_late) and all(number in self._arrived for number in others):
+            for number in others:
+                run.observer.note(
+                    f"worker {run.roster[number].seat} came back when the scripts of the others "
+                    "were over; it is sent away"
+                )
+                self.left(number)
+                run.dispatch.tell(number, SentAway())
+            return True
+        for number in over:
+            self._publishing.left(self._rested.pop(number))
+            run.dispatch.tell(number, Goodbye())
+        return True
 
     def waiting(self) -> dict[int, str]:
         """Members that wait here for all others -> what each is doing."""

@@ -662,7 +662,7 @@ class Pace(Participant):
         return self._updates.each(count)
 
     def finish(self) -> None:
-        """End a loop over updates together with all workers'; the script is over."""
+        """The script is over: the end of its loop is saved once all workers are here."""
         if self._prepared is not None:
             self._prepared.loop.check_leaving()
         if self._passes.has_missed and not self._exchange.is_stopped:
@@ -673,7 +673,18 @@ class Pace(Participant):
             self._exchange.rest(self._passes.next)
         if (member := self._exchange.shared) is not None:
             member.settle_stop()
+            if self._has_left_epochs(member):
+                self._say_what_did_nothing()
+                self._passes.end()
+                member.rest(self._passes.next, is_over=True)
             member.come_to_end(End.OVER)
+
+    def _has_left_epochs(self, member: StoreExchange) -> bool:
+        """Whether it trained, and no loop over epochs has come to its last: left by a break, or
+        counted by the script itself."""
+        has_trained = self._prepared is not None and self._passes.num_trained > 0
+        is_between = member.grant() is None and not (member.is_over or member.is_stopped)
+        return has_trained and is_between
 
     def _each_epoch(self, values: Sequence[int]) -> Iterator[int]:
         passes = self._passes

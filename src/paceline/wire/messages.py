@@ -307,11 +307,13 @@ class Rested(NamedTuple):
 
     Attributes:
         published: as in `Arrive`.
+        is_over: whether all of the script is over, so that others may train on without it.
     """
 
     epoch: int
     place: ScriptPlace
     published: int = 0
+    is_over: bool = False
 
 
 class Published(NamedTuple):
