@@ -311,11 +311,17 @@ def test_a_rank_of_another_job_with_the_same_port_is_refused() -> None:
     """It would take messages of the first job, and its SIGTERM would end that."""
     port = free_port()
 
-    def rank(number: int, size: int = 2) -> RankOfWorld:
-        return RankOfWorld(rank=number, size=size, local_rank=0, address="127.0.0.1", port=port)
+    def rank(number: int, size: int = 2, step: str = "7.0") -> RankOfWorld:
+        return RankOfWorld(
+            rank=number, size=size, local_rank=0, address="127.0.0.1", port=port, step=step
+        )
 
-    places = [place.MeetingPlace(rank(0)), place.MeetingPlace(rank(1))]
+    places = [place.MeetingPlace(rank(0))]
     free = f"at 127.0.0.1:{port}, one .*: set MASTER_PORT to a free port"
+    with pytest.raises(LinkError, match=f"another job {free}") as refused:
+        place.MeetingPlace(rank(1, step="7.1"))  # before the first job's own
+    assert "one that its launcher calls 7.0, and this one 7.1" in str(refused.value)
+    places.append(place.MeetingPlace(rank(1)))
     with pytest.raises(LinkError, match=f"worker 1 found another job {free}"):
         place.MeetingPlace(rank(1))
     with pytest.raises(LinkError, match=f"worker 2 found another job {free}"):
@@ -377,6 +383,22 @@ def test_a_rank_is_read_from_the_environment(env: dict[str, str], rank: Any) -> 
     result = find_rank({"MASTER_ADDR": "node1", "MASTER_PORT": "1234", **env})
     assert (result and (result.rank, result.size, result.local_rank)) == rank
     assert find_rank(env) is None  # nobody says where they meet
+
+
+@pytest.mark.parametrize(
+    ("names", "step"),
+    [
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}, "7.1"),
+        ({"SLURM_JOB_ID": "7"}, ""),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_HET_SIZE": "2"}, ""),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "RANK": "0", "WORLD_SIZE": "2"}, ""),
+    ],
+)
+def test_ranks_that_srun_started_know_its_step(names: dict[str, str], step: str) -> None:
+    """Ranks that were numbered by hand may be of several steps."""
+    env = {"MASTER_ADDR": "node1", "SLURM_PROCID": "3", "SLURM_NTASKS": "4", **names}
+    assert (rank := find_rank(env)) is not None
+    assert rank.step == step
 
 
 @pytest.mark.parametrize(

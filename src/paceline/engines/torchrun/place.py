@@ -37,7 +37,7 @@ _REACH_S = 25.0
 _FOR_EVER = datetime.timedelta(days=365)
 _LIVES, _REGISTRATIONS = "paceline/lives", "paceline/registrations"
 _KEPT = "paceline/kept"
-_SIZE, _TAKEN = "paceline/size", "paceline/taken"
+_FIRST, _TAKEN = "paceline/first", "paceline/taken"
 _LOOK_S = (0.001, 0.02)
 """Between two checks for an answer, at first and at most; the store's own wait blocks signals."""
 _ERRORS_ONLY = 2
@@ -93,14 +93,14 @@ class MeetingPlace:
             self._registrar = None
 
     def _refuse_another_job(self) -> None:
-        """Raise LinkError if rank 0 there has another job: of another size, or with this rank."""
-        rank, why = self.rank, ""
+        """Raise LinkError if rank 0 there is another job's: of another size or call of its
+        launcher, or one that has this rank."""
+        rank = self.rank
         try:
             if rank.rank == 0:
-                self._root.set(_SIZE, str(rank.size))
-            if self._root.check([_SIZE]) and (size := int(self._root.get(_SIZE))) != rank.size:
-                why = f"one of {size} workers, and this one has {rank.size}"
-            elif self._root.add(f"{_TAKEN}/{rank.rank}", 1) > 1:
+                self._root.set(_FIRST, f"{rank.size} {rank.step}")
+            why = self._other_job()
+            if not why and self._root.add(f"{_TAKEN}/{rank.rank}", 1) > 1:
                 why = f"one that has a worker {rank.rank}"
         except RuntimeError as error:
             raise _gone(error) from None
@@ -109,6 +109,20 @@ class MeetingPlace:
                 f"worker {rank.rank} found another job at {rank.place}, {why}: set MASTER_PORT to "
                 "a free port, the same for all workers of a job"
             )
+
+    def _other_job(self) -> str:
+        """Say what is different in the job of the rank 0 there; "": nothing."""
+        rank, until_s = self.rank, time.monotonic() + _REACH_S
+        while not self._root.check([_FIRST]):
+            if time.monotonic() > until_s:
+                return "one without Paceline"
+            time.sleep(_LOOK_S[1])
+        size, _, step = self._root.get(_FIRST).decode().partition(" ")
+        if int(size) != rank.size:
+            return f"one of {size} workers, and this one has {rank.size}"
+        if step and rank.step and step != rank.step:
+            return f"one that its launcher calls {step}, and this one {rank.step}"
+        return ""
 
     def _life(self) -> int:
         """Return the life of the job in which this rank was started; the first is 1."""

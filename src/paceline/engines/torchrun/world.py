@@ -26,6 +26,11 @@ _VARIABLES: Final = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
 )
+_STEPS: Final = {
+    "OMPI_COMM_WORLD_RANK": (("PMIX_NAMESPACE",), ("OMPI_MCA_ess_base_jobid",)),
+    "SLURM_PROCID": (("SLURM_JOB_ID", "SLURM_STEP_ID"),),
+}
+"""By what names a rank: variables in which its launcher says which call of it this is."""
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 _ANEW = "PACELINE_ANEW"
 PORT = 29500
@@ -49,6 +54,7 @@ class RankOfWorld:
         life: the number of this life of the job, counted in the store from 1; None: not known yet,
             or the store does not outlive this life.
         job: an id shared by all restarts of the job; "": the job cannot be restarted.
+        step: what mpirun or srun calls this set of processes; "": it is not known.
     """
 
     rank: int
@@ -62,6 +68,7 @@ class RankOfWorld:
     began_s: float | None = None
     life: int | None = None
     job: str = ""
+    step: str = ""
 
     @property
     def is_restarted(self) -> bool:
@@ -115,6 +122,7 @@ def find_rank(env: Mapping[str, str], least: int = 2) -> RankOfWorld | None:
         restarts=_restarts(env),
         **_begun_anew(env),
         job=_job(env),
+        step=_step(env, names[0]),
     )
 
 
@@ -164,6 +172,19 @@ def _whole(env: Mapping[str, str], name: str) -> int:
         return int(env[name])
     except ValueError:
         raise ConfigError(f"{name} must be a whole number, got {env[name]!r}") from None
+
+
+def _step(env: Mapping[str, str], name: str) -> str:
+    """Return what the launcher calls the processes that it started together; "": not known.
+
+    The parts of one of Slurm's heterogeneous jobs have different numbers.
+    """
+    if any(variable.startswith("SLURM_HET") for variable in env):
+        return ""
+    for variables in _STEPS.get(name, ()):
+        if all(env.get(variable) for variable in variables):
+            return ".".join(env[variable] for variable in variables)
+    return ""
 
 
 def _job(env: Mapping[str, str]) -> str:
