@@ -237,6 +237,10 @@ def add(key: str, pushed: Tensor, stored: Tensor, *, factor: float = 1.0) -> Non
     stored.add_(pushed, alpha=factor)
 
 
+def applied(what: object, key: str, pushed: Tensor, stored: Tensor) -> None:
+    stored.add_(pushed)
+
+
 def recursive(factor: float) -> UpdateFunction:
     def halve(key: str, pushed: Tensor, stored: Tensor) -> None:
         stored.mul_(factor)
@@ -250,6 +254,12 @@ PAIRS: dict[str, Callable[[float], UpdateFunction]] = {
     "closures": scaled,
     "recursive closures": recursive,
     "partials": lambda factor: functools.partial(add, factor=factor),
+    "classes in partials": lambda factor: functools.partial(
+        applied, torch.optim.Adam if factor > 1 else torch.optim.AdamW
+    ),
+    "builtins in partials": lambda factor: functools.partial(
+        applied, torch.add if factor > 1 else torch.sub
+    ),
     "lambdas": lambda factor: (
         (lambda key, pushed, stored: stored.add_(pushed))
         if factor > 1

@@ -203,6 +203,8 @@ def _content(value: object, within: tuple[object, ...] = ()) -> object:
             return [_content(part, inside) for part in (value.__code__, cells, defaults)]
         case types.CodeType():
             return value.co_code, value.co_names, _content(value.co_consts, inside)
+        case type() | types.BuiltinFunctionType():
+            return f"{value.__module__}.{value.__qualname__}"
         case _:
             return type(value).__qualname__
 
