@@ -1,5 +1,6 @@
 """The stopwatch, the sums, and the curves."""
 
+import math
 import sys
 import time
 import types
@@ -59,6 +60,16 @@ def test_single_curve_takes_numbers() -> None:
 
 def test_picture_without_points_is_one_too() -> None:
     ElementTree.fromstring(Animator()._repr_svg_())
+
+
+def test_value_that_is_not_finite_leaves_a_gap() -> None:
+    animator, drawn = Animator("epoch", "loss"), Animator("epoch", "loss")
+    for x, y in enumerate((2.3, math.nan, 1.9, math.inf)):
+        animator.add(x, y)
+        if math.isfinite(y):
+            drawn.add(x, y)
+    assert animator._repr_svg_() == drawn._repr_svg_()
+    assert len(animator.Y[0]) == 4
 
 
 def test_unknown_look_is_refused() -> None:

@@ -154,6 +154,13 @@ def test_two_workers_train_the_net_as_one_does(tmp_path: Path) -> None:
     assert share == pytest.approx(one.test_accuracy)
 
 
+def test_net_in_evaluation_mode_is_trained_as_any_other(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10)).eval()
+    train(net, 1, 360, 0.1, num_epochs=1, run_dir=str(tmp_path / "run"))
+    assert int(net[1].num_batches_tracked) > 0
+    assert not any(module.training for module in net.modules())
+
+
 def test_dry_run_is_refused() -> None:
     with pytest.raises(ConfigError, match="dry_run trains nothing"):
         train(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 1, 60, 0.5, dry_run=True)

@@ -2,9 +2,10 @@
 
 import importlib
 import itertools
+import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ class Animator:
         if not self._legend and len(self.Y) == 1:
             names = [y_label or "y"]
         curves = tuple(
-            Curve(name=name, points=tuple(Point(t=x, value=y) for x, y in zip(xs, ys, strict=True)))
+            Curve(name=name, points=tuple(_finite(xs, ys)))
             for name, xs, ys in zip(names, self.X, self.Y, strict=False)
         )
         diagram = Diagram(label=y_label, curves=curves, x_label=x_label, stop=self._stop)
@@ -166,3 +167,10 @@ class Animator:
             self._shown = display(self, display_id=True)
         else:
             self._shown.update(self)
+
+
+def _finite(xs: Iterable[float], ys: Iterable[float]) -> Iterator[Point]:
+    """Return the points that can be drawn; one that is nan or inf has no place in a picture."""
+    for x, y in zip(xs, ys, strict=True):
+        if math.isfinite(x) and math.isfinite(y):
+            yield Point(t=x, value=y)

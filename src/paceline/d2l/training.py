@@ -170,7 +170,7 @@ def train(
             net(load(_DATA).train[0][0].unsqueeze(0))
     task = Task(
         name=type(net).__name__.lower(),
-        model=partial(copy.deepcopy, net),
+        model=partial(_copy_to_train, net),
         loss=nn.functional.cross_entropy,
         data=partial(load, _DATA),
         learning_rate=lr,
@@ -183,3 +183,8 @@ def train(
         raise ConfigError("dry_run trains nothing; use paceline.train for it")
     net.load_state_dict(load_tensors(Path(summary.run_dir) / "model.safetensors"))
     return summary
+
+
+def _copy_to_train(net: nn.Module) -> nn.Module:
+    """Return a copy in training mode, as the chapter's function trains."""
+    return copy.deepcopy(net).train()
