@@ -31,8 +31,14 @@ _BY_HAND = (
 )
 _DEPTH = 8
 _BAR = re.compile(r"(^|\.)(tqdm|trange)$")
-_OF_BATCH = re.compile(r"\blen\(|\.size\(|\.shape\b|\.numel\(|\.sum\(")
-"""In a divisor: it is computed from the samples that a worker has."""
+_OF_BATCH = re.compile(
+    r"\blen\(\w+\)|\.size\((dim=)?0\)|(\.size\(\)|\.shape\b)(\[0\]|(?!\[))|\.numel\(|\.sum\("
+)
+"""In a divisor: it is computed from the samples that a worker has, not from another dimension, nor
+from what an object holds (``len(self.layers)``, ``len(loader.dataset)``)."""
+
+_OF_SAMPLE = re.compile(r"\.(size\(|size\(\)\[|shape\[)-?[1-9]")
+"""In a divisor: a dimension of each sample, the same for every worker."""
 
 
 def notes_of_loop(text: str, name: str, *, is_per_worker: bool = False) -> Iterator[str]:
@@ -236,7 +242,7 @@ def _is_constant(flow: Flow, divisor: cst.BaseExpression) -> bool:
     if _is_of_batch(flow, divisor):
         return False
     is_number = bool(origins) and all(isinstance(origin, cst.BaseNumber) for origin in origins)
-    if is_number or _is_option(script, divisor):
+    if is_number or _is_option(script, divisor) or _OF_SAMPLE.search(script.code(divisor)):
         return True
     sizes = [by_name(call).get("batch_size") for call in script.every_call]
     sizes += [argument for call in script.calls("DataLoader") for argument in positional(call)[1:2]]
