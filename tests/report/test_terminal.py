@@ -53,13 +53,22 @@ def test_input_time_is_shown_beside_computing_time(run_dir: Path) -> None:
 
 def test_a_worker_slow_by_its_input_is_described_as_such() -> None:
     by_input = SlowWorker(1, 0.040, 0.020, input_s=0.025, others_input_s=0.002)
-    text = describe_slow(by_input, 0.5)
+    text = describe_slow(by_input, 0.5, 1.0)
     assert text == (
         "worker 1 is slow: 40 ms a step, the others 20 ms (2.0 times as long); its batches "
         "arrive after 25 ms, the others' after 2 ms; the others wait 50% of their time"
     )
     by_itself = by_input._replace(input_s=0.011)
-    assert "batches" not in describe_slow(by_itself, 0.5)
+    assert "batches" not in describe_slow(by_itself, 0.5, 1.0)
+
+
+def test_waiting_is_the_cost_of_a_slow_worker_only_if_others_wait_for_it() -> None:
+    """On a busy machine workers wait for each other's updates under any protocol."""
+    slow = SlowWorker(1, 0.080, 0.020, input_s=0.0, others_input_s=0.0)
+    assert describe_slow(slow, 0.31, 1.0).endswith("; the others wait 31% of their time")
+    less = "; it does 25% of the work of one of the others"
+    assert describe_slow(slow, 0.31, 0.27).endswith(less)
+    assert describe_slow(slow, 0.02, 1.0).endswith(less)
 
 
 def test_the_report_ends_with_untried_options(run_dir: Path) -> None:

@@ -86,6 +86,8 @@ class SlowSummary:
     """The part of ``others_s`` spent waiting for batches."""
     others_wait_share: float
     """The share of their time that the other workers waited."""
+    work_share: float
+    """Its pushes, as a share of the others' mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,7 +381,7 @@ def _per_worker(tally: Tally) -> tuple[WorkerSummary, ...]:
 
 def _slow(tally: Tally, slow: SlowWorker) -> SlowSummary:
     others = [other for worker, other in tally.workers.items() if worker != slow.worker]
-    waited_s = sum(other.wait_s for other in others)
+    waited_s, pushes = sum(other.wait_s for other in others), sum(other.pushes for other in others)
     total_s = waited_s + sum(
         other.compute_s + other.push_s + other.superseded_s for other in others
     )
@@ -390,6 +392,7 @@ def _slow(tally: Tally, slow: SlowWorker) -> SlowSummary:
         input_s=slow.input_s,
         others_input_s=slow.others_input_s,
         others_wait_share=waited_s / total_s if total_s else 0.0,
+        work_share=tally.workers[slow.worker].pushes * len(others) / pushes if pushes else 1.0,
     )
 
 

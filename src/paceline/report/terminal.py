@@ -14,7 +14,9 @@ from .text import BESIDE, Series, format_duration, loss_range, or_dash, plot
 
 WIDTH = 60
 _MUCH_WAITING = 0.25
-"""Share of the others' time from which on waiting is named as the cost of a slow worker."""
+"""Share of the others' time from which on waiting is named as the cost of a slow worker..."""
+_AS_MUCH_WORK = 0.75
+"""... if it does as much of the work as they do; else they wait for something else."""
 _MOST_WORKERS = 16
 """Longer tables show only the workers with the fewest and the most pushes."""
 LEAST_INPUT = 0.02
@@ -154,16 +156,20 @@ def _compressed(summary: Summary) -> str:
 def _slow(summary: SlowSummary) -> str:
     times = summary.usual_s, summary.others_s, summary.input_s, summary.others_input_s
     slow_worker = SlowWorker(summary.worker, *times)
-    return describe_slow(slow_worker, summary.others_wait_share)
+    return describe_slow(slow_worker, summary.others_wait_share, summary.work_share)
 
 
-def describe_slow(slow: SlowWorker, others_wait_share: float) -> str:
+def describe_slow(slow: SlowWorker, others_wait_share: float, work_share: float) -> str:
     """Describe a slow worker: its step time, whether its input is slow, and what it costs.
 
-    The cost is that the others wait, or that it does less work than they do.
+    The cost is that the others wait for it, and so do no more than it does, or that it does less.
+
+    Args:
+        others_wait_share: the share of their time that the others waited.
+        work_share: its pushes, as a share of the others' mean.
     """
     steps = f"{format_duration(slow.usual_s)} a step, the others {format_duration(slow.others_s)}"
-    if others_wait_share >= _MUCH_WAITING:
+    if others_wait_share >= _MUCH_WAITING and work_share >= _AS_MUCH_WORK:
         cost = f"the others wait {others_wait_share:.0%} of their time"
     else:
         cost = f"it does {1.0 / slow.factor:.0%} of the work of one of the others"

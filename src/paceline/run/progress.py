@@ -196,17 +196,20 @@ class ProgressMeter:
         slow = {slowness.worker: slowness for slowness in self.service.slow()}
         for worker, slowness in slow.items():
             if worker not in self._slow:
-                self._observer.note(describe_slow(slowness, self._waiting_share(worker)))
+                self._observer.note(describe_slow(slowness, *self._cost(worker)))
         self._slow = slow
 
-    def _waiting_share(self, worker: int) -> float:
-        """The share of the others' time until now that they waited."""
-        others = [entry for entry in self._roster.members.values() if entry.seat != worker]
-        waited_s = sum(entry.wait_s for entry in others)
-        total_s = waited_s + sum(
-            entry.compute_s + entry.push_s + entry.superseded_s for entry in others
+    def _cost(self, worker: int) -> tuple[float, float]:
+        """Until now: the share of the others' time that they waited, and this worker's pushes as a
+        share of the others' mean."""
+        own = self._roster.worker(worker)
+        others = [entry for entry in self._workers() if entry.seat != worker]
+        waited_s, pushes = sum(one.wait_s for one in others), sum(one.pushes for one in others)
+        total_s = waited_s + sum(one.compute_s + one.push_s + one.superseded_s for one in others)
+        return (
+            waited_s / total_s if total_s else 0.0,
+            own.pushes * len(others) / pushes if pushes else 1.0,
         )
-        return waited_s / total_s if total_s else 0.0
 
     def _workers(self) -> list[RosterEntry]:
         """Each worker, with the counts of all its lives."""
