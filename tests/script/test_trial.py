@@ -7,6 +7,7 @@ trial equals a separate run. Between trials, and after them, prepared objects ar
 import json
 import re
 import signal
+import subprocess
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -700,6 +701,7 @@ def test_a_trial_leaves_nothing_on_its_model() -> None:
         (FileNotFoundError, FileNotFoundError), (MemoryError, MemoryError), (KeyError, KeyError),
         (json.JSONDecodeError, json.JSONDecodeError), (FileError, ConfigError),
         (ExceptionGroup, WorkerError), (WorkerError, WorkerError), (SystemExit, WorkerError),
+        (subprocess.CalledProcessError, WorkerError), (UnicodeDecodeError, WorkerError),
     ],
     ids=lambda kind: kind.__name__,
 )  # fmt: skip

@@ -136,10 +136,12 @@ def error_like(over: TrialOver, name: str) -> Exception:
         kind = getattr(kind, part, None)
     if kind is FileError:  # it names a file, and the text already does
         kind = ConfigError
-    error: Exception = WorkerError()
+    text = f"trial {name!r} is over in all workers: {over.text}"
     if isinstance(kind, type) and issubclass(kind, Exception):
         own: Any = next(one for one in kind.__mro__ if one.__module__ == "builtins")
-        with suppress(TypeError):  # a group of exceptions is made from these
-            error = own.__new__(kind)
-    error.args = (f"trial {name!r} is over in all workers: {over.text}",)
-    return error
+        with suppress(Exception):  # its class needs more than a text, to be made or to be printed
+            error: Exception = own.__new__(kind)
+            error.args = (text,)
+            if str(error) in (text, repr(text)):  # a KeyError prints the latter
+                return error
+    return WorkerError(text)
