@@ -405,11 +405,22 @@ def test_a_run_whose_loop_was_left_goes_on_with_the_next_value(
     assert resumed == whole
 
 
+IN_ONCE = """    with pace.once() as is_first:
+        if is_first:
+            open(f"first-{epoch}-{pace.worker}", "x").close()
+"""
+
+
+@pytest.mark.parametrize(("worker", "calls"), [(1, ""), (0, ""), (0, IN_ONCE)])
 def test_a_worker_that_leaves_its_loop_alone_is_not_waited_for(
-    launch: Launch, tmp_path: Path
+    launch: Launch, tmp_path: Path, worker: int, calls: str
 ) -> None:
-    script = left(behind="epoch == last and pace.worker == 1")
+    """Also the main one, which would go first through a block that it never comes to."""
+    script = left(behind=f"epoch == last and pace.worker == {worker}")
+    script = script.replace("        break\nwith", f"        break\n{calls}with")
     code, output = launch("--workers 2 --run-dir run --protocol async", (2,), script=script)
     assert code == 0, output
-    assert "worker 1's script is over, and others train on" in output
-    assert (tmp_path / "ends-0").read_text().split()[0] == str(read(tmp_path / "run").version)
+    assert f"worker {worker}'s script is over, and others train on" in output
+    end = (tmp_path / f"ends-{1 - worker}").read_text().split()[0]
+    assert end == str(read(tmp_path / "run").version)
+    assert not calls or (tmp_path / "first-2-1").exists()

@@ -264,7 +264,8 @@ def test_jobs_are_done_before_the_message_after_them() -> None:
 def test_the_main_member_enters_a_block_first() -> None:
     control = Control(PrivateMemory(control_bytes(2)), 2)
     first, other = (
-        Turns(control, seat, lambda seat=seat: seat == 0, pytest.fail) for seat in range(2)
+        Turns(control, seat, lambda seat=seat: seat == 0, pytest.fail, pytest.fail)
+        for seat in range(2)
     )
     with first.once() as is_first:
         assert is_first

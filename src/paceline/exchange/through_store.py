@@ -80,7 +80,7 @@ class StoreExchange(Exchange):
         self._mail, self.num_workers = own.mail, own.num_workers
         self._beat, self._cancelled = own.beat, self._control.cancelled[seat]
         self._peers = PeerRounds(own, averaging)
-        self._turns = Turns(self._control, seat, lambda: self.is_main, self._look)
+        self._turns = Turns(self._control, seat, lambda: self.is_main, self._look, self._await_main)
         self._num_called_off = 0
         self.first_scale: LossScale | None = None
         """The loss scale of a resumed run."""
@@ -552,6 +552,10 @@ class StoreExchange(Exchange):
         self._mail.do_jobs()
         if self._own.is_between:
             self._mail.do_snaps()
+
+    def _await_main(self, is_waiting: bool) -> None:
+        """Tell that this member waits for the main one, or no longer."""
+        self._channel.send(messages.AwaitsMain(is_waiting))
 
     def copy_now(self) -> None:
         """The run ends inside the script's own code: copy the newest version if asked to."""

@@ -115,15 +115,21 @@ class Turns:
     Args:
         is_main: returns whether this member is the main one now.
         look: called while it waits: gives signs of life and does jobs.
+        tell: reports that it waits for the main member, or no longer.
     """
 
     def __init__(
-        self, control: Control, seat: int, is_main: Callable[[], bool], look: Callable[[], None]
+        self,
+        control: Control,
+        seat: int,
+        is_main: Callable[[], bool],
+        look: Callable[[], None],
+        tell: Callable[[bool], None],
     ) -> None:
         self._control = control
         self._seat = seat
         self._is_main = is_main
-        self._look = look
+        self._look, self._tell = look, tell
         self._entered = 0
         """_BLOCKS times the stretch, plus the blocks entered in it."""
 
@@ -146,10 +152,23 @@ class Turns:
                 self._control.set_and_wake(ONCE, self._entered)
 
     def _wait(self, number: int) -> bool:
-        """Wait; return whether this member goes first through this block, or another has."""
-        while self._control[ONCE] < number:
-            if self._is_main():
-                return True
-            self._look()
-            self._control.wait_while(ONCE, lambda done: done < number, POLL_S, is_soon=False)
-        return False
+        """Wait; return whether this member goes first through this block, or another has.
+
+        The main member's script may be over; then this one becomes the main one.
+        """
+        control, is_told = self._control, False
+        try:
+            while control[ONCE] < number:
+                if self._is_main():
+                    return True
+                self._look()
+                is_done = control.wait_while(
+                    ONCE, lambda done: done < number, POLL_S, is_soon=False
+                )
+                if not (is_done or is_told):
+                    is_told = True
+                    self._tell(True)
+            return False
+        finally:
+            if is_told:
+                self._tell(False)

@@ -32,7 +32,16 @@ from enum import IntEnum
 
 from ..errors import ConfigError
 from ..exchange.evaluation import ranges_of
-from ..wire.messages import Count, Counted, CountTotals, Range, Summed, SumValues, Totals
+from ..wire.messages import (
+    AwaitsMain,
+    Count,
+    Counted,
+    CountTotals,
+    Range,
+    Summed,
+    SumValues,
+    Totals,
+)
 from .state import RunState
 
 
@@ -167,6 +176,8 @@ class Calls:
         self._sums: dict[int, tuple[float, ...]] = {}
         self._alone: dict[int, EvaluationBook] = {}
         """Evaluations of newcomers, which the others do without them."""
+        self.in_once: set[int] = set()
+        """Members that wait for the main one in ``pace.once()``."""
         self._is_stopped = False
         self._heard_end: dict[int, int] = {}
         self._out_of_loop: dict[int, int] = {}
@@ -263,10 +274,18 @@ class Calls:
     def left(self, member: int) -> None:
         """A member is gone: others evaluate its ranges, and nobody waits for its sum."""
         self._alone.pop(member, None)
+        self.in_once.discard(member)
         if self._shared is not None:
             self._shared.left(member)
             self._close_evaluation()
         self._close_sums()
+
+    def awaits_main(self, member: int, message: AwaitsMain) -> None:
+        """A member waits in ``pace.once()``, or no longer."""
+        if message.is_waiting:
+            self.in_once.add(member)
+        else:
+            self.in_once.discard(member)
 
     def is_waiting(self, member: int) -> bool:
         """Whether this member has done its part of a call and waits for others."""

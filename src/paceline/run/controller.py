@@ -221,6 +221,7 @@ class Controller:
             messages.Count: self._calls.count,
             messages.Counted: self._calls.counted,
             messages.SumValues: self._calls.sum,
+            messages.AwaitsMain: self._calls.awaits_main,
             messages.Copied: self._copied,
             messages.Rested: self._borders.rest,
             messages.Published: self._borders.published,
@@ -422,14 +423,18 @@ class Controller:
             )
 
     def _refuse_to_wait_for_ever(self) -> None:
-        """Raise ConfigError if all members wait, but not for the same thing."""
-        run = self._run
+        """Raise ConfigError if all members wait, but not for the same thing.
+
+        Those whose scripts are over are let go first. A member that waits in ``pace.once()`` may
+        have been passed on by the main one since it said so: that is no error.
+        """
+        run, in_once = self._run, self._calls.in_once
         live = [entry.number for entry in run.roster.live if not entry.is_done]
-        waiting = self._borders.waiting() | self._calls.waiting()
+        waiting = dict.fromkeys(in_once, "") | self._borders.waiting() | self._calls.waiting()
         if self._checkpointing.is_waited_for or not set(live) <= waiting.keys():
             return
         doing = {waiting[number]: run.roster[number].seat for number in sorted(live, reverse=True)}
-        if len(doing) < 2 or self._borders.part_from_those_over() or run.ending:
+        if len(doing) < 2 or self._borders.part_from_those_over() or run.ending or "" in doing:
             return
         (what, seat), (other_what, other_seat) = sorted(doing.items())[:2]
         finding = f"worker {seat} {what} and worker {other_seat} {other_what}"

@@ -266,6 +266,12 @@ class SumValues(NamedTuple):
     values: tuple[float, ...]
 
 
+class AwaitsMain(NamedTuple):
+    """Whether it waits for the main worker to go first through a block of ``pace.once()``."""
+
+    is_waiting: bool
+
+
 class LogValues(NamedTuple):
     """Values for the run's log of metrics."""
 
@@ -696,7 +702,7 @@ FromMember: TypeAlias = (
     | Rounds | PeersLeft | Mended | Count | Counted | SumValues | LogValues | Note | PushScaled
     | Copied | Rested | FaultComes | SettingsNow | AskStop | AskAnew | Done | Failed
     | EvaluatedAlone | StopWhen | StreamServed | StreamOver | StreamState | Published | TrialBegins
-    | TrialFails | TrialEnds
+    | TrialFails | TrialEnds | AwaitsMain
 )  # fmt: skip
 Job: TypeAlias = Add | Finish | Skip | Copy
 ToMember: TypeAlias = (
