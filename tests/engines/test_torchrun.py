@@ -628,6 +628,32 @@ def test_ranks_that_count_to_different_ends_are_told(tmp_path: Path) -> None:
     assert_one_cause(ended, "worker 1 begins another epoch and worker 0 has no more")
 
 
+CALLS_ALONE = """\
+if pace.is_main:
+    def count(batch):
+        return {"n": (float(len(batch[0])), 1.0)}
+    totals = pace.evaluate(count, DataLoader(TensorDataset(torch.ones(7, 2)), batch_size=3))
+    print("evaluated", totals, "sum", pace.sum(2.0))
+"""
+TRAINS_ALONE = "if pace.is_main:\n    for epoch in pace.epochs(2):\n        for _ in loader: pass\n"
+
+
+@pytest.mark.timeout(150)
+def test_a_rank_whose_script_is_over_is_not_waited_for(tmp_path: Path) -> None:
+    trained = STOPPED_BEHIND.replace("    ASKS\n    break\nLATER", "")
+    ended = run_by_mpirun(tmp_path, 2, trained + CALLS_ALONE)
+    assert ended.code == 0, ended.said
+    assert "evaluated {'n': " in ended.said
+    assert "sum 2.0" in ended.said
+
+
+@pytest.mark.timeout(150)
+def test_a_rank_that_trains_on_alone_is_told(tmp_path: Path) -> None:
+    trained = STOPPED_BEHIND.replace("    ASKS\n    break\nLATER", "")
+    ended = run_by_mpirun(tmp_path, 2, trained + TRAINS_ALONE)
+    assert_one_cause(ended, "worker 0 begins another epoch and worker 1 has no more")
+
+
 @pytest.mark.timeout(150)
 def test_end_that_rank_0_is_not_there_to_copy_is_in_no_checkpoint(tmp_path: Path) -> None:
     """Checkpoints are written from rank 0's memory: what another rank pins is not seen there."""

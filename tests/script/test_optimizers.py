@@ -407,3 +407,40 @@ def test_a_custom_zero_grad_is_called() -> None:
     optimizer = Counts([torch.nn.Parameter(torch.ones(2))], lr=0.1)
     zero_grad_of(optimizer)()
     assert optimizer.num_cleared == 1
+
+
+WITHOUT_RATE = """
+import torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+
+class Descent(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"step_size": 0.1} | EXTRA)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad, alpha=group["step_size"])
+
+pace = paceline.connect()
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+loader = DataLoader(TensorDataset(torch.randn(24, 2)), batch_size=8)
+model, optimizer, loader = pace.prepare(model, Descent(model.parameters()), loader)
+for epoch in pace.epochs(2):
+    for (x,) in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("extra", ["{}", "{'lr': None}"])
+def test_an_optimizer_without_a_learning_rate_trains(tmp_path: Path, extra: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(WITHOUT_RATE.replace("EXTRA", extra))
+    run = run_script(script, tmp_path, workers=2, engine="inline")
+    assert run.summary.updates == 6

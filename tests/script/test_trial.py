@@ -493,8 +493,8 @@ for number in range(2):
         with pace.once() as is_first:
             assert is_first == pace.is_main
     assert pace._prepared is None
-    with pace.once():
-        pass
+    with pace.once() as is_first:
+        assert is_first == pace.is_main
     pace.print("trial", number)
 """,
     )

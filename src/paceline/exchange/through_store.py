@@ -81,7 +81,7 @@ class StoreExchange(Exchange):
         self._beat, self._cancelled = own.beat, self._control.cancelled[seat]
         self._peers = PeerRounds(own, averaging)
         self._turns = Turns(self._control, seat, lambda: self.is_main, self._look, self._await_main)
-        self._num_called_off = 0
+        self._num_called_off = self._num_trials = 0
         self.first_scale: LossScale | None = None
         """The loss scale of a resumed run."""
         self._first_skipped = 0
@@ -657,6 +657,8 @@ class StoreExchange(Exchange):
     def come_back(self, *, is_main: bool) -> None:
         """A trial that this exchange began is over."""
         self._mail.is_main = is_main
+        self._num_trials += 1  # its blocks were counted in the same word
+        self._turns.come_to(THE_END + self._num_trials)
 
     def fail(self, text: str, *, is_yours: bool) -> None:
         """Report that this member fails, which ends the run."""

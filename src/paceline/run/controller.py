@@ -48,7 +48,7 @@ from .checkpointing import Checkpointing
 from .collective import measured_for
 from .departures import Departures, Output
 from .describe import Description, check_size, make_plan
-from .epochs import EpochBorders
+from .epochs import HAS_NO_MORE, EpochBorders
 from .faults import OuterFaults
 from .liveness import Liveness
 from .peers import Peers
@@ -434,6 +434,8 @@ class Controller:
         if self._checkpointing.is_waited_for or not set(live) <= waiting.keys():
             return
         doing = {waiting[number]: run.roster[number].seat for number in sorted(live, reverse=True)}
+        if not run.engine.traits.has_store:  # one that is over stays, and takes no part
+            doing |= {HAS_NO_MORE: entry.seat for entry in run.roster.live if entry.is_done}
         if len(doing) < 2 or self._borders.part_from_those_over() or run.ending or "" in doing:
             return
         (what, seat), (other_what, other_seat) = sorted(doing.items())[:2]

@@ -80,7 +80,8 @@ class Departures:
                 "others go on without it"
             )
             run.hear_left(member)
-        if run.has_begun and not run.engine.traits.has_store:  # this rank stays, but copies nothing
+        if run.has_begun and not run.engine.traits.has_store:  # this rank stays, but does nothing
+            self._calls.left(member)
             self._borders.checkpointing.left(member)
             self._borders.go_on_if_waiting()
         self._borders.end_if_all_rested()

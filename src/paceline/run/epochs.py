@@ -37,6 +37,8 @@ from .peers import Peers
 from .respawn import Newcomers
 from .state import RunState
 
+HAS_NO_MORE = "has no more"
+"""What a member does whose script has no more epochs, or is over."""
 _REMEDY = (
     "so some samples would be used twice and others never: the loader's sampler has its own "
     "random generator (random.Random(), np.random.default_rng()) or iterates over something "
@@ -410,7 +412,7 @@ class EpochBorders:
     def waiting(self) -> dict[int, str]:
         """Members that wait here for all others -> what each is doing."""
         begin = dict.fromkeys(self._arrived, "begins another epoch")
-        return begin | dict.fromkeys(self._rested, "has no more")
+        return begin | dict.fromkeys(self._rested, HAS_NO_MORE)
 
     def end_if_all_rested(self) -> None:
         """No script has more epochs: keep the end, so that more epochs can be added later."""

@@ -155,7 +155,8 @@ class RunState:
 
     @property
     def crew(self) -> list[int]:
-        """Live members that take part in this epoch or have for longer, in member order.
+        """Live members that take part in this epoch or have for longer, in member order, without
+        those whose scripts are over.
 
         Before its first epoch a newcomer is at another place in the script than all others.
         """
@@ -163,7 +164,9 @@ class RunState:
         return [
             entry.number
             for entry in self.roster.live
-            if entry.first_epoch <= max(epoch, 0) and (self.has_opened or entry.has_joined)
+            if entry.first_epoch <= max(epoch, 0)
+            and (self.has_opened or entry.has_joined)
+            and not entry.is_done
         ]
 
     def come_to(self, epoch: int, place: ScriptPlace) -> None:

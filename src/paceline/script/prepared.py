@@ -9,7 +9,6 @@ parts are made, joined and described in one place. This module must not know how
 an exchange carries anything.
 """
 
-import math
 import re
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import asdict, dataclass
@@ -720,7 +719,9 @@ class Prepared:
             "num_loading": 0 if self.source.numbers is not None else leased.num_loading,
             "lookahead": 0 if self.source.is_stream else self.loop.lookahead,
             "learning_rates": [
-                float(group.get("lr", math.nan)) for group in self.optimizer.param_groups
+                float(rate)
+                for group in self.optimizer.param_groups
+                if (rate := group.get("lr")) is not None
             ],
             "samples": sample_digests(leased.loader) if self._context.workers > 1 else [],
             "num_optimizers": len(self.optimizers),
