@@ -92,6 +92,63 @@ def test_a_stop_behind_a_loop_that_was_left_saves_the_end(
     assert (tmp_path / "run" / "checkpoints" / "latest").exists()
 
 
+BETWEEN = """\
+import time, torch
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+pace = paceline.connect()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.rand(32, 2)), batch_size=8)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+some, more = (DataLoader(TensorDataset(torch.ones(size, 2)), batch_size=5) for size in (10, 20))
+
+def count(batch):
+    return {"n": (float(len(batch[0])), 1.0)}
+
+seen = []
+for epoch in pace.epochs(10):
+    seen.append(epoch)
+    for (x,) in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    pace.evaluate(count, some)
+    with pace.once():
+        pass
+    if epoch == 1:
+        STOPS
+pace.evaluate(count, more)
+with open(f"seen-{pace.worker}", "w") as file:
+    print(seen, pace.sum(1.0), file=file)
+"""
+
+
+@pytest.mark.parametrize(
+    ("stops", "every"),
+    [
+        ("if pace.is_main: time.sleep(1); pace.stop()", "2min"),
+        ("if pace.is_main: time.sleep(1); pace.stop()", "never"),
+        ("if pace.is_main: pace.stop(); time.sleep(1)", "2min"),
+        ("if not pace.is_main: pace.stop()", "2min"),
+        ("pace.stop()", "2min"),
+        ("pace.stop()", "never"),
+    ],
+)
+def test_a_stop_between_epochs_finds_all_scripts_at_one_place(
+    say: Say, tmp_path: Path, stops: str, every: str
+) -> None:
+    """One may have come to the next epoch before, where it hears of the stop."""
+    text = BETWEEN.replace("STOPS", stops)
+    code, output = launch(say, tmp_path, text, f"--protocol full-sync --checkpoint-every {every}")
+    assert code == 0, output
+    first, other = ((tmp_path / f"seen-{worker}").read_text() for worker in range(2))
+    assert first == other
+    assert first in ("[0, 1] 2.0\n", "[0, 1, 2] 2.0\n")
+
+
 def launch(say: Say, tmp_path: Path, text: str, flags: str) -> tuple[int, str]:
     script = tmp_path / "asks.py"
     script.write_text(text)

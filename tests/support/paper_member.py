@@ -134,7 +134,7 @@ class PaperMember:
         self._script = script
         self._jobs: list[Job] = []
         self._queue: deque[ToMember] = deque()
-        self._has_stopped = self._is_ending = False
+        self._has_stopped = self._is_ending = self._is_last_epoch = False
         self._grant: Grant | None = None
         self._serial = -1
         self.num_steps, self.is_difference = 1, False
@@ -174,7 +174,9 @@ class PaperMember:
         passes = Passes(first, place) if first else Passes()
         for position in range(passes.first_position, self._script.epochs):
             if (yield from self._is_stopped()):
-                return
+                was_last, self._is_last_epoch = self._is_last_epoch, True
+                if was_last or not self._is_at_next:
+                    return
             passes.arrive(position)
             epoch = passes.take()
             if not passes.is_behind(epoch):
@@ -379,6 +381,11 @@ class PaperMember:
                 taken = yield from self._take_to(Stop)
                 self._queue.extendleft(reversed(taken))
         return self._has_stopped or any(isinstance(one, Stop) for one in self._queue)
+
+    @property
+    def _is_at_next(self) -> bool:
+        stops = [one for one in self._queue if isinstance(one, Stop)]
+        return any(stop.is_at_next for stop in stops)
 
     def _settle(self, is_there: Callable[[], bool]) -> Doing[None]:
         while not is_there():

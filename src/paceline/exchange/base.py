@@ -332,6 +332,10 @@ class Exchange(abc.ABC):
         """End the whole run after the current step."""
         return
 
+    def goes_on(self) -> bool:
+        """Whether the script goes to its next epoch; False: the run was stopped before."""
+        return not self.is_stopped
+
     def leave_epochs(self) -> None:
         """The script leaves its epochs early: wait for a stop that it asked for between epochs."""
         return

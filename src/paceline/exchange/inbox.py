@@ -192,11 +192,24 @@ class Inbox:
         if not self.has_stopped:
             self.look()
             if self._is_ending:
-                self._queue.extendleft(reversed(self._take_to(Stop)))
-        stops = [message for message in self._queue if isinstance(message, Stop)]
+                self.await_stop()
+        stops = self._stops
         if any(stop.begins_anew for stop in stops):
             raise BeginsAnew
         return self.has_stopped or bool(stops)
+
+    @property
+    def is_at_next(self) -> bool:
+        """Whether a stop is queued that others heard at the next epoch."""
+        return any(stop.is_at_next for stop in self._stops)
+
+    @property
+    def _stops(self) -> list[Stop]:
+        return [message for message in self._queue if isinstance(message, Stop)]
+
+    def await_stop(self) -> None:
+        """Wait for a stop, which stays queued."""
+        self._queue.extendleft(reversed(self._take_to(Stop)))
 
     def next(self) -> ToMember:
         """Return the next message that is not a job, after the jobs that came before it.

@@ -81,10 +81,9 @@ class StoreExchange(Exchange):
         self._beat, self._cancelled = own.beat, self._control.cancelled[seat]
         self._peers = PeerRounds(own, averaging)
         self._turns = Turns(self._control, seat, lambda: self.is_main, self._look, self._await_main)
-        self._num_called_off = self._num_trials = 0
+        self._num_called_off = self._num_trials = self._first_skipped = 0
         self.first_scale: LossScale | None = None
         """The loss scale of a resumed run."""
-        self._first_skipped = 0
         self.is_newcomer = False
         """Whether it joins a run in progress."""
         self.is_over = False
@@ -100,8 +99,9 @@ class StoreExchange(Exchange):
         self.price: Callable[[CompressedGradient], CompressionPrice] | None = None
         """Measures, together with all other members, what compression costs and saves; None: it
         cannot be measured."""
-        self._owes_stop = False
-        """Whether it asked for the end between epochs, where a last checkpoint is written."""
+        self._owes_stop = self._is_last_epoch = False
+        """Whether it asked for the end between epochs, where a last checkpoint is written; and
+        whether it goes through an epoch only because others came to it before a stop."""
 
     @property
     def shared(self) -> "StoreExchange":
@@ -164,11 +164,11 @@ class StoreExchange(Exchange):
             ends: where its batches end, if not as in the other epochs.
         """
         own = self._own
+        self._turns.come_to(2 * epoch + 2)
         if self._mail.has_stopped:
             self.is_cut_short = True
             return False
         own.is_between = False
-        self._turns.come_to(2 * epoch + 2)
         self._end_epoch()
         kept_buffers, is_first, self.has_opened = self._settle_edits(), not self.has_opened, True
         own.begin_epoch(epoch, ends)
@@ -465,6 +465,14 @@ class StoreExchange(Exchange):
         self._channel.send(messages.AskStop())
         if self._peers.are_on and own.grant is not None:
             self._control[ALARM] = 1  # no round follows, however late the coordinator reads this
+
+    def goes_on(self) -> bool:
+        if self._owes_stop and not self.is_stopped:
+            self._mail.await_stop()
+        if not self.is_stopped:
+            return True
+        was_last, self._is_last_epoch = self._is_last_epoch, True
+        return self._mail.is_at_next and not was_last
 
     def leave_epochs(self) -> None:
         if self._owes_stop and not self._mail.has_stopped:

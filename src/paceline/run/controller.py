@@ -434,8 +434,9 @@ class Controller:
         if self._checkpointing.is_waited_for or not set(live) <= waiting.keys():
             return
         doing = {waiting[number]: run.roster[number].seat for number in sorted(live, reverse=True)}
-        if not run.engine.traits.has_store:  # one that is over stays, and takes no part
-            doing |= {HAS_NO_MORE: entry.seat for entry in run.roster.live if entry.is_done}
+        over = [entry.seat for entry in run.roster.live if entry.is_done]
+        if over and not run.engine.traits.has_store:  # a rank that is over stays, and does nothing
+            doing[HAS_NO_MORE] = over[0]
         if len(doing) < 2 or self._borders.part_from_those_over() or run.ending or "" in doing:
             return
         (what, seat), (other_what, other_seat) = sorted(doing.items())[:2]

@@ -14,7 +14,7 @@ This module must not know processes, sockets, tensors or samplers. Above 300 lin
 members must agree on at a border is beside it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..core.batches import Ends
 from ..errors import ConfigError
@@ -170,7 +170,7 @@ class EpochBorders:
         self._publishing = Publishing(run)
         self._arrived: dict[int, Arrive] = {}
         self._rested: dict[int, Rested] = {}
-        self.owes_stop = False
+        self.owes_stop = self._is_at_next = False
 
     def __contains__(self, member: int) -> bool:
         return member in self._arrived or member in self._rested
@@ -178,10 +178,16 @@ class EpochBorders:
     def end_here(self) -> None:
         """The run stops: no epoch opens, and members are told once the last version is copied."""
         self.checkpointing.at_stop()
-        self.owes_stop = True
+        self.owes_stop, self._is_at_next = True, False
+        self._note_scripts_at_next(self._arrived)
         if self.checkpointing.is_waited_for:
             self._run.tell_all(Ending())
         self.go_on_if_waiting()
+
+    def _note_scripts_at_next(self, members: Iterable[int]) -> None:
+        """These members came to the next epoch before they heard of the stop."""
+        roster = self._run.roster
+        self._is_at_next |= any(roster[number].has_joined for number in members)
 
     def left(self, member: int) -> None:
         """A member is gone: the others do not wait for it."""
@@ -203,6 +209,7 @@ class EpochBorders:
         if run.ending:
             # Its script joins the others in what follows the epoch that it came for.
             entry.has_arrived |= entry.first_epoch <= run.coordinator.epoch
+            self._note_scripts_at_next([member])
             if not self.owes_stop:
                 run.dispatch.tell(member, Stop(run.coordinator.version, run.begins_anew))
             return
@@ -367,7 +374,8 @@ class EpochBorders:
             self.owes_stop = False
             self._arrived.clear()
             self._publishing.end()
-            self._run.tell_all(Stop(self._run.coordinator.version, self._run.begins_anew))
+            version, begins_anew = self._run.coordinator.version, self._run.begins_anew
+            self._run.tell_all(Stop(version, begins_anew, self._is_at_next))
         if self._arrived:
             self.open_if_all_arrived()
         if self._rested:

@@ -694,7 +694,7 @@ class Pace(Participant):
         if (member := self._exchange.shared) is not None:
             member.is_over = False
         for index in range(first, len(values)):
-            if self._exchange.is_stopped:
+            if not self._exchange.goes_on():
                 self._exchange.leave_epochs()
                 self._say_what_did_nothing()
                 return

@@ -691,10 +691,16 @@ class Summed(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """The run ends at this version, or, if ``begins_anew``, restarts."""
+    """The run ends at this version, or, if ``begins_anew``, restarts.
+
+    Attributes:
+        is_at_next: whether it comes between epochs, with a script at the next one already: all go
+            through that, without batches, so that they stay at one place.
+    """
 
     version: int
     begins_anew: bool = False
+    is_at_next: bool = False
 
 
 FromMember: TypeAlias = (
