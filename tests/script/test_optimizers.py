@@ -418,7 +418,7 @@ class Descent(torch.optim.Optimizer):
         super().__init__(params, {"step_size": 0.1} | EXTRA)
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure=None, **options):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -444,3 +444,27 @@ def test_an_optimizer_without_a_learning_rate_trains(tmp_path: Path, extra: str)
     script.write_text(WITHOUT_RATE.replace("EXTRA", extra))
     run = run_script(script, tmp_path, workers=2, engine="inline")
     assert run.summary.updates == 6
+
+
+@pytest.mark.parametrize(("given", "named"), [("bs=4", "bs=..."), ("4", "4"), ("None, 4", "4")])
+def test_a_step_with_more_than_a_closure_is_refused(tmp_path: Path, given: str, named: str) -> None:
+    script = tmp_path / "train.py"
+    text = WITHOUT_RATE.replace("EXTRA", "{}").replace(
+        "optimizer.step()", f"optimizer.step({given})"
+    )
+    script.write_text(text)
+    with pytest.raises(
+        ConfigError, match=rf"step\(\) is called with {named}, which does not reach"
+    ):
+        run_script(script, tmp_path, workers=2, engine="inline")
+
+
+@pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2"])
+def test_steps_inside_an_iteration_that_is_not_over_are_refused(
+    tmp_path: Path, protocol: str
+) -> None:
+    script = tmp_path / "train.py"
+    text = WITHOUT_RATE.replace("EXTRA", "{}")
+    script.write_text(text.replace("for epoch in", "seen = iter(loader)\nnext(seen)\nfor epoch in"))
+    with pytest.raises(ConfigError, match="of a second iteration over the prepared loader"):
+        run_script(script, tmp_path, workers=2, engine="inline", protocol=protocol)

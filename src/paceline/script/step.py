@@ -171,10 +171,10 @@ class OptimizerStep:
             self._loop.holding.zeroed()  # nor has another optimizer any of it
         self._gradients.take_back(part)
 
-    def _step(self, part: int, closure: Closure | None = None) -> Any:
+    def _step(self, part: int, *arguments: Any, **options: Any) -> Any:
         """Replaces ``optimizer.step``: push, wait for the release, pull; the closure's loss."""
         try:
-            return self._make_step(part, closure)
+            return self._make_step(part, _only_closure(*arguments, **options))
         except ConfigError:
             self._loop.is_failing = True
             raise
@@ -328,6 +328,8 @@ class OptimizerStep:
             return None
         is_more = holding.is_finished
         num_steps = holding.stepped()
+        if num_steps > 1:
+            self._refuse_nested()
         if self._context.is_difference:
             return self._step_here(member, part, work, closure)
         if num_steps > 1:
@@ -422,14 +424,17 @@ class OptimizerStep:
             has_scaled=self._gradients.amp.has_scaled,
         )
 
-    def _check_that_all_step_again(self, member: StoreExchange) -> None:
-        """Raise ConfigError unless all members make a second step on one batch now."""
+    def _refuse_nested(self) -> None:
+        """Raise ConfigError at a second step on one batch, if it is on another iteration's."""
         if self._loop.has_nested:
             raise ConfigError(
                 "optimizer.step() was called for a batch of a second iteration over the prepared "
                 "loader, inside the first, which is not over; leave the first one before, or loop "
                 "over a loader of its own"
             )
+
+    def _check_that_all_step_again(self, member: StoreExchange) -> None:
+        """Raise ConfigError unless all members make a second step on one batch now."""
         if not self._context.is_spmd or member.grant() is None:
             raise ConfigError(
                 "optimizer.step() was called twice for one mini-batch; with several workers only "
@@ -539,3 +544,19 @@ class Injection:
             hold_s = (now_s - self._start_s + hold_s) * factor - (now_s - self._start_s)
         if hold_s > 0.0:
             exchange.sleep(hold_s)
+
+
+def _only_closure(*arguments: Any, **options: Any) -> Closure | None:
+    """Return the closure that ``step`` was called with. ConfigError: it got anything else."""
+    closure: Closure | None = options.pop("closure", None)
+    rest = list(arguments)
+    if rest and (rest[0] is None or callable(rest[0])):
+        closure = rest.pop(0)
+    if rest or options:
+        given = ", ".join([*map(repr, rest), *(f"{name}=..." for name in options)])
+        raise ConfigError(
+            f"optimizer.step() is called with {given:.80}, which does not reach the worker that "
+            "makes the update: put it into the optimizer's groups (group['name'] = value), from "
+            "which its step can read it"
+        )
+    return closure
