@@ -488,7 +488,7 @@ class WritePublished(NamedTuple):
 
 
 class SentAway(NamedTuple):
-    """To a new member: its order differs from the others', so it ends."""
+    """To a new member, which ends: its order is not the others', or their scripts are over."""
 
 
 class OpenEpoch(NamedTuple):
